@@ -1,0 +1,284 @@
+"""Tiny models for the golden fixtures: vocabularies, random weights, and the files a checkpoint is made of.
+
+Everything is a function of a seed and of the text below. No file is read and nothing depends on a hash order.
+"""
+import json
+import pathlib
+import zlib
+from collections import Counter
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+# Vocabularies are learned from this, and prompts are cut from it.
+CORPUS = """\
+The kettle hums while the river bends around the old stone mill. A baker counts seven loaves, two rolls and one tired cat.
+When the rain stops, the children run to the bridge and throw paper boats into the brown water. Nobody keeps the time there.
+In the evening a train from the north passes without stopping; its windows are yellow squares on the dark field.
+My neighbour repairs clocks. She says that a clock which stands still is right twice a day, and that this is more than most of us.
+There are 12 apples in the bowl, 365 days in a year, and 1024 ways to be late. It's raining again, isn't it?
+Write a short list: bread, salt, candles, a new rope for the well, and something warm for the dog.
+The teacher asked what the capital of the country was; the answer came from the back of the room, quietly and correctly.
+Under the snow the garden waits. In March the first green points come up between the stones, and the birds return to the roof.
+"""
+
+# The splitting rules that Llama 3 and Qwen 2 checkpoints publish in tokenizer.json.
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA_SPLIT = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _TAIL
+QWEN_SPLIT = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _TAIL
+
+LLAMA_SPECIALS = ["<|begin_of_text|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>"]
+QWEN_SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+LLAMA_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{{ message['content'] | trim }}{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+QWEN_TEMPLATE = (
+    "{%- if messages[0]['role'] != 'system' %}{{- '<|im_start|>system\\nBe brief.<|im_end|>\\n' }}{%- endif %}"
+    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}"
+    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+
+MERGES = 28
+BPE_VOCAB = 256 + MERGES + len(LLAMA_SPECIALS)  # 288
+
+
+def rng_for(name, attempt=0):
+    """A generator that belongs to one model; `attempt` counts the re-seedings that a too narrow margin asked for."""
+    return np.random.default_rng([zlib.crc32(name.encode()), attempt])
+
+
+def dump(path, value):
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+# ---------------------------------------------------------------------------------------------- byte-level BPE
+
+def byte_alphabet():
+    """The 256 printable stand-ins of byte-level BPE, in the order of the bytes they stand for."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    spare = iter(range(256, 512))
+    return [chr(b) if b in plain else chr(next(spare)) for b in range(256)]
+
+
+def learn_merges(split, count):
+    """Plain BPE training: join the most frequent neighbouring pair, ties by spelling, `count` times."""
+    cutter = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(split), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])
+    words = Counter(word for word, _ in cutter.pre_tokenize_str(CORPUS))
+    words = [(list(word), n) for word, n in sorted(words.items())]
+    merges = []
+    while len(merges) < count:
+        pairs = Counter()
+        for symbols, n in words:
+            for pair in zip(symbols, symbols[1:]):
+                pairs[pair] += n
+        best = min(pairs, key=lambda p: (-pairs[p], p))
+        merges.append(best)
+        for symbols, _ in words:
+            i = 0
+            while i + 1 < len(symbols):
+                if (symbols[i], symbols[i + 1]) == best:
+                    symbols[i:i + 2] = ["".join(best)]
+                i += 1
+    return merges
+
+
+def bpe_tokenizer(family, append_eos=False):
+    """A byte-level BPE in the manner of Llama 3 (adds a begin token) or of Qwen 2 and 3 (adds none)."""
+    llama = family == "llama"
+    split, specials = (LLAMA_SPLIT, LLAMA_SPECIALS) if llama else (QWEN_SPLIT, QWEN_SPECIALS)
+    merges = learn_merges(split, MERGES)
+    entries = byte_alphabet() + ["".join(m) for m in merges]
+    assert len(set(entries)) == len(entries)
+    tok = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(entries)}, merges=merges))
+    if not llama:
+        tok.normalizer = normalizers.NFC()
+    tok.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(split), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])
+    tok.decoder = decoders.ByteLevel()
+    tok.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in specials])
+    byte_level = processors.ByteLevel(trim_offsets=False)
+    bos = [(LLAMA_SPECIALS[0], tok.token_to_id(LLAMA_SPECIALS[0]))] if llama else []
+    eos = [(QWEN_SPECIALS[0], tok.token_to_id(QWEN_SPECIALS[0]))] if append_eos else []
+    if bos:
+        tok.post_processor = processors.Sequence([byte_level, processors.TemplateProcessing(
+            single=f"{bos[0][0]} $A", pair=f"{bos[0][0]} $A {bos[0][0]}:1 $B:1", special_tokens=bos)])
+    elif eos:
+        tok.post_processor = processors.Sequence([byte_level, processors.TemplateProcessing(
+            single=f"$A {eos[0][0]}", pair=f"$A {eos[0][0]} $B:1 {eos[0][0]}:1", special_tokens=eos)])
+    else:
+        tok.post_processor = byte_level
+    return tok
+
+
+def write_bpe(out, family, append_eos=False, model_max_length=1 << 17):
+    tok = bpe_tokenizer(family, append_eos)
+    tok.save(str(out / "tokenizer.json"), pretty=False)
+    llama = family == "llama"
+    config = dict(
+        tokenizer_class="PreTrainedTokenizerFast",
+        bos_token=LLAMA_SPECIALS[0] if llama else None,
+        eos_token="<|end_of_text|>" if llama else ("<|endoftext|>" if append_eos else "<|im_end|>"),
+        pad_token=None if llama else "<|endoftext|>",
+        chat_template=LLAMA_TEMPLATE if llama else QWEN_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=model_max_length,
+    )
+    if append_eos:
+        config["padding_side"] = "left"
+    dump(out / "tokenizer_config.json", config)
+    return tok
+
+
+# -------------------------------------------------------------------------------------------------- WordPiece
+
+def wordpiece_vocab():
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    digits = "0123456789"
+    words = Counter(w for w in "".join(c if c.isalpha() else " " for c in CORPUS.lower()).split() if len(w) > 1)
+    endings = Counter(w[i:] for w in words for i in (-2, -3) if len(w) > 3)
+    entries = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    entries += list(letters + digits + ".,;:!?'\"-()") + ["日", "本", "語"]
+    entries += ["##" + c for c in letters + digits]
+    entries += [w for w, _ in sorted(words.items(), key=lambda e: (-e[1], e[0]))[:96]]
+    entries += ["##" + e for e, _ in sorted(endings.items(), key=lambda e: (-e[1], e[0]))[:24]]
+    return entries
+
+
+def write_wordpiece(out, max_length):
+    entries = wordpiece_vocab()
+    assert len(set(entries)) == len(entries)
+    tok = Tokenizer(models.WordPiece(vocab={t: i for i, t in enumerate(entries)}, unk_token="[UNK]",
+                                     max_input_chars_per_word=100))
+    tok.normalizer = normalizers.BertNormalizer(clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=True)
+    tok.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tok.decoder = decoders.WordPiece(prefix="##")
+    tok.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in entries[:5]])
+    tok.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    tok.save(str(out / "tokenizer.json"), pretty=False)
+    (out / "vocab.txt").write_text("\n".join(entries) + "\n", encoding="utf-8")
+    dump(out / "tokenizer_config.json", dict(
+        tokenizer_class="BertTokenizer", do_lower_case=True, tokenize_chinese_chars=True, strip_accents=None,
+        cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]", unk_token="[UNK]", mask_token="[MASK]",
+        model_max_length=max_length))
+    return tok
+
+
+# ---------------------------------------------------------------------------------------------------- weights
+
+class Draw:
+    """Random tensors whose scale makes every part of a model count."""
+
+    def __init__(self, rng):
+        self.rng = rng
+
+    def linear(self, rows, cols, gain=1.2):
+        return (self.rng.standard_normal((rows, cols)) * gain / np.sqrt(cols)).astype(np.float32)
+
+    def table(self, rows, cols, std=0.3):
+        return (self.rng.standard_normal((rows, cols)) * std).astype(np.float32)
+
+    def norm(self, size):
+        return (1.0 + 0.3 * self.rng.standard_normal(size)).astype(np.float32)
+
+    def bias(self, size):
+        return (0.3 * self.rng.standard_normal(size)).astype(np.float32)
+
+
+def decoder_weights(cfg, draw):
+    """The tensors of a llama, qwen2 or qwen3 checkpoint, under Hugging Face's names."""
+    h, ffn, heads = cfg["hidden_size"], cfg["intermediate_size"], cfg["num_attention_heads"]
+    kv, hd = cfg["num_key_value_heads"], cfg.get("head_dim") or h // heads
+    kind = cfg["model_type"]
+    qkv_bias = cfg.get("attention_bias", False) or kind == "qwen2"
+    out = {"model.embed_tokens.weight": draw.table(cfg["vocab_size"], h)}
+    for i in range(cfg["num_hidden_layers"]):
+        p = f"model.layers.{i}."
+        out[p + "input_layernorm.weight"] = draw.norm(h)
+        out[p + "post_attention_layernorm.weight"] = draw.norm(h)
+        for part, rows, cols, biased in (
+            ("self_attn.q_proj", heads * hd, h, qkv_bias),
+            ("self_attn.k_proj", kv * hd, h, qkv_bias),
+            ("self_attn.v_proj", kv * hd, h, qkv_bias),
+            ("self_attn.o_proj", h, heads * hd, cfg.get("attention_bias", False)),
+            ("mlp.gate_proj", ffn, h, cfg.get("mlp_bias", False)),
+            ("mlp.up_proj", ffn, h, cfg.get("mlp_bias", False)),
+            ("mlp.down_proj", h, ffn, cfg.get("mlp_bias", False)),
+        ):
+            out[p + part + ".weight"] = draw.linear(rows, cols)
+            if biased:
+                out[p + part + ".bias"] = draw.bias(rows)
+        if kind == "qwen3":
+            out[p + "self_attn.q_norm.weight"] = draw.norm(hd)
+            out[p + "self_attn.k_norm.weight"] = draw.norm(hd)
+    out["model.norm.weight"] = draw.norm(h)
+    if not cfg.get("tie_word_embeddings"):
+        out["lm_head.weight"] = draw.table(cfg["vocab_size"], h)
+    return out
+
+
+def bert_weights(cfg, draw, prefix="", labels=0):
+    """The tensors of a BertModel, or with `labels` of a BertForSequenceClassification."""
+    h, ffn = cfg["hidden_size"], cfg["intermediate_size"]
+    out = {
+        "embeddings.word_embeddings.weight": draw.table(cfg["vocab_size"], h),
+        "embeddings.position_embeddings.weight": draw.table(cfg["max_position_embeddings"], h, 0.2),
+        "embeddings.token_type_embeddings.weight": draw.table(cfg["type_vocab_size"], h, 0.2),
+    }
+
+    def dense(name, rows, cols):
+        out[name + ".weight"], out[name + ".bias"] = draw.linear(rows, cols), draw.bias(rows)
+
+    def layer_norm(name):
+        out[name + ".weight"], out[name + ".bias"] = draw.norm(h), draw.bias(h)
+
+    layer_norm("embeddings.LayerNorm")
+    for i in range(cfg["num_hidden_layers"]):
+        p = f"encoder.layer.{i}."
+        for part in ("query", "key", "value"):
+            dense(p + "attention.self." + part, h, h)
+        dense(p + "attention.output.dense", h, h)
+        layer_norm(p + "attention.output.LayerNorm")
+        dense(p + "intermediate.dense", ffn, h)
+        dense(p + "output.dense", h, ffn)
+        layer_norm(p + "output.LayerNorm")
+    dense("pooler.dense", h, h)
+    out = {prefix + k: v for k, v in out.items()}
+    if labels:
+        out["classifier.weight"], out["classifier.bias"] = draw.linear(labels, h, 2.0), draw.bias(labels)
+    return out
+
+
+def save_weights(out, weights, dtype=torch.float32, shards=1):
+    """model.safetensors, or shards with their index. Integer tensors (packed quants) keep their type."""
+    def tensor(value):
+        t = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(value))
+        return t.to(dtype).contiguous() if t.dtype == torch.float32 else t.contiguous()
+
+    tensors = {k: tensor(v) for k, v in sorted(weights.items())}
+    if shards == 1:
+        save_file(tensors, str(out / "model.safetensors"), metadata={"format": "pt"})
+        return
+    names = list(tensors)
+    files = {}
+    for s in range(shards):
+        # Dealt like cards, so that every layer is spread over all shards.
+        part = names[s::shards]
+        file = f"model-{s + 1:05d}-of-{shards:05d}.safetensors"
+        save_file({k: tensors[k] for k in part}, str(out / file), metadata={"format": "pt"})
+        files.update({k: file for k in part})
+    size = sum(t.numel() * t.element_size() for t in tensors.values())
+    dump(out / "model.safetensors.index.json", dict(metadata=dict(total_size=size), weight_map=dict(sorted(files.items()))))
