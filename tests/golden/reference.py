@@ -9,7 +9,6 @@ import warnings
 import numpy as np
 import torch
 import transformers
-from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -49,8 +48,13 @@ class Decoder:
         assert not any(info.values()), info
         return cls(model.config, {k: v.clone() for k, v in model.state_dict().items()})
 
+    @classmethod
+    def from_parts(cls, config, weights):
+        """From a config.json's content and weights under Hugging Face's names."""
+        return cls(AutoConfig.for_model(**{k: v for k, v in config.items() if v is not None}), weights)
+
     def _build(self, dtype):
-        model = AutoModelForCausalLM.from_config(self.config, attn_implementation="sdpa").eval()
+        model = AutoModelForCausalLM.from_config(self.config, attn_implementation="sdpa", dtype=torch.float32).eval()
         missing, unexpected = model.load_state_dict(self.weights, strict=False)
         assert not unexpected and all(m == "lm_head.weight" for m in missing), (missing, unexpected)
         model.tie_weights()
@@ -86,6 +90,11 @@ def cut(tok, count, start=0):
             return text[:end]
         assert n < count + 3 and end < len(text), (count, start)
         end += 1
+
+
+def long_ids(prompt):
+    """The unit, over and over, cut at the length."""
+    return (prompt["unit"] * (prompt["length"] // len(prompt["unit"]) + 1))[:prompt["length"]]
 
 
 def greedy(model, ids, vocab):
@@ -146,7 +155,7 @@ def decoder(model_dir, out_prefix, model=None, eos=(), stop_step=None, long=Fals
             add(f"len{n}", t, tok.encode(t).ids)
     if long:
         unit = tok.encode(tiny.CORPUS, add_special_tokens=False).ids[:97]
-        ids = (unit * (LONG // len(unit) + 1))[:LONG]
+        ids = long_ids({"unit": unit, "length": LONG})
         got = model.logits(ids, last=True)
         noise["long"] = float((got.double() - model.logits(ids, last=True, dtype=torch.float64)).abs().max())
         arrays["long"] = got
@@ -230,9 +239,13 @@ def decoder_mistakes(model, prompts, arrays):
         if norms:
             tries[f"{part} is ones"] = dict(weights=norms)
     seen = {}
+    if "long" in arrays:
+        p = next(p for p in prompts if p["name"] == "long")
+        plain = model.changed(**tries["rope scaling ignored"]).logits(long_ids(p), last=True)
+        seen["rope scaling ignored, 8200 tokens"] = float((plain - arrays["long"]).abs().max())
+        assert seen["rope scaling ignored, 8200 tokens"] > VISIBLE, seen
     for name, change in tries.items():
         seen[name] = float((model.changed(**change).logits(ids, last=True) - arrays["len33"]).abs().max())
-        # A key bias alone shifts each row of scores by a constant for unrotated keys; with rope it shows, but less.
         if seen[name] < VISIBLE:
             raise Reseed(f"mistake not visible: {name} {seen[name]:.1e}")
     if rope.get("rope_type") == "dynamic":
@@ -245,8 +258,8 @@ def decoder_mistakes(model, prompts, arrays):
 
 def write(out_prefix, expected, arrays):
     tiny.dump(out_prefix.with_name(out_prefix.name + ".json"), expected)
-    save_file({k: v.float().contiguous() for k, v in sorted(arrays.items())},
-              str(out_prefix.with_name(out_prefix.name + ".safetensors")))
+    tiny.save_tensors(out_prefix.with_name(out_prefix.name + ".safetensors"),
+                      {k: v.float().contiguous() for k, v in sorted(arrays.items())})
 
 
 def against_mlx_lm(model_dir, out_prefix):
@@ -261,13 +274,32 @@ def against_mlx_lm(model_dir, out_prefix):
     expected, arrays = json.load(open(prefix + ".json")), load_file(prefix + ".safetensors")
     worst = {}
     for p in expected["prompts"]:
-        ids = p.get("ids") or (p["unit"] * (p["length"] // len(p["unit"]) + 1))[:p["length"]]
+        ids = p.get("ids") or long_ids(p)
         got = np.array(model(mx.array([ids]))[0])
         if p["positions"] == "last":
             got = got[-1]
         key = "long" if p["name"] == "long" else "short"
         worst[key] = max(worst.get(key, 0.0), float(np.abs(got - arrays[p["name"]]).max()))
     return worst
+
+
+def against_gguf_reader(path, out_prefix, config):
+    """The largest difference between the stored logits and those of transformers reading the GGUF by itself.
+
+    transformers 5.24 overlooks two things in a GGUF, which are told to it here: attention.key_length of qwen3 (it assumes
+    128) and rope_freqs.weight (it leaves the scaling out).
+    """
+    from safetensors.torch import load_file
+    own_config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    if config.get("head_dim"):
+        own_config.head_dim = config["head_dim"]
+    if config.get("rope_scaling"):
+        own_config.rope_parameters = {**config["rope_scaling"], "rope_theta": config["rope_theta"]}
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, config=own_config, dtype=torch.float32)
+    own = Decoder(model.config, model.state_dict())
+    expected, arrays = json.load(open(f"{out_prefix}.json")), load_file(f"{out_prefix}.safetensors")
+    return max(float((own.logits(p["ids"], last=p["positions"] == "last") - arrays[p["name"]]).abs().max())
+               for p in expected["prompts"])
 
 
 # -------------------------------------------------------------------------------------------------- embedders

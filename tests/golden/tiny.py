@@ -4,6 +4,7 @@ Everything is a function of a seed and of the text below. No file is read and no
 """
 import json
 import pathlib
+import re
 import zlib
 from collections import Counter
 
@@ -56,7 +57,15 @@ def rng_for(name, attempt=0):
 def dump(path, value):
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(value, indent=1, ensure_ascii=False)
+    # A list of numbers on one line, so that a person can read around it.
+    text = re.sub(r"\[\s+([-+.e\d,\s]+?)\s+\]", lambda m: "[" + re.sub(r"\s+", " ", m[1]) + "]", text)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def save_tensors(path, tensors):
+    save_file(tensors, str(path), metadata={"format": "pt"})
+    path.chmod(0o644)
 
 
 # ---------------------------------------------------------------------------------------------- byte-level BPE
@@ -270,7 +279,7 @@ def save_weights(out, weights, dtype=torch.float32, shards=1):
 
     tensors = {k: tensor(v) for k, v in sorted(weights.items())}
     if shards == 1:
-        save_file(tensors, str(out / "model.safetensors"), metadata={"format": "pt"})
+        save_tensors(out / "model.safetensors", tensors)
         return
     names = list(tensors)
     files = {}
@@ -278,7 +287,144 @@ def save_weights(out, weights, dtype=torch.float32, shards=1):
         # Dealt like cards, so that every layer is spread over all shards.
         part = names[s::shards]
         file = f"model-{s + 1:05d}-of-{shards:05d}.safetensors"
-        save_file({k: tensors[k] for k in part}, str(out / file), metadata={"format": "pt"})
+        save_tensors(out / file, {k: tensors[k] for k in part})
         files.update({k: file for k in part})
     size = sum(t.numel() * t.element_size() for t in tensors.values())
     dump(out / "model.safetensors.index.json", dict(metadata=dict(total_size=size), weight_map=dict(sorted(files.items()))))
+
+
+# ------------------------------------------------------------------------------------------------------- GGUF
+
+GGUF_NAMES = {
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}
+
+
+def gguf_name(name):
+    """blk.0.attn_q.weight for model.layers.0.self_attn.q_proj.weight, and so on."""
+    whole = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
+             "lm_head.weight": "output.weight"}
+    if name in whole:
+        return whole[name]
+    _, _, layer, rest = name.split(".", 3)
+    part, suffix = rest.rsplit(".", 1)
+    return f"blk.{layer}.{GGUF_NAMES[part]}.{suffix}"
+
+
+def rotary_pairs_adjacent(w, heads):
+    """llama.cpp's llama turns neighbouring rows of a head together, Hugging Face's rows half a head apart.
+    Its converter therefore reorders q and k: first of the lower half, first of the upper half, second of the lower..."""
+    half = w.shape[0] // heads // 2
+    order = [head * 2 * half + side * half + i for head in range(heads) for i in range(half) for side in (0, 1)]
+    return w[order]
+
+
+def llama3_factors(cfg):
+    """What llama.cpp stores as rope_freqs.weight: by how much to divide each frequency."""
+    s, dim = cfg["rope_scaling"], cfg.get("head_dim") or cfg["hidden_size"] // cfg["num_attention_heads"]
+    factors = []
+    for i in range(0, dim, 2):
+        turns = s["original_max_position_embeddings"] / (2 * np.pi * cfg["rope_theta"] ** (i / dim))
+        if turns >= s["high_freq_factor"]:
+            factors.append(1.0)
+        elif turns <= s["low_freq_factor"]:
+            factors.append(s["factor"])
+        else:
+            share = (turns - s["low_freq_factor"]) / (s["high_freq_factor"] - s["low_freq_factor"])
+            factors.append(1 / ((1 - share) / s["factor"] + share))
+    return np.array(factors, dtype=np.float32)
+
+
+def q6_k_blocks(rng, rows, cols):
+    """Valid random Q6_K data (256 weights in 210 bytes: low nibbles, high pairs of bits, 16 scales, one half float)."""
+    n = rows * cols // 256
+    bits = rng.integers(0, 256, (n, 192), dtype=np.uint8)
+    scales = rng.integers(-31, 32, (n, 16)).astype(np.int8).view(np.uint8)
+    unit = np.full((n, 1), 4e-4, dtype=np.float16).view(np.uint8)
+    return np.concatenate([bits, scales, unit], axis=1).reshape(rows, -1)
+
+
+def write_gguf(path, cfg, weights, kind, family, q6_k=(), rng=None):
+    """One GGUF file with matrices of the quantisation `kind` and float32 vectors, as llama.cpp's converter lays it out.
+
+    Returns the weights that the file really holds, under Hugging Face's names and in its order of rows.
+    """
+    import gguf
+    types = gguf.GGMLQuantizationType
+    arch = cfg["model_type"]
+    heads, kv = cfg["num_attention_heads"], cfg["num_key_value_heads"]
+    hd = cfg.get("head_dim") or cfg["hidden_size"] // heads
+    path.parent.mkdir(parents=True, exist_ok=True)
+    w = gguf.GGUFWriter(str(path), arch)
+    w.add_name(path.stem)
+    w.add_file_type(int({"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}[kind]))
+    w.add_quantization_version(2)
+    w.add_context_length(cfg["max_position_embeddings"])
+    w.add_embedding_length(cfg["hidden_size"])
+    w.add_block_count(cfg["num_hidden_layers"])
+    w.add_feed_forward_length(cfg["intermediate_size"])
+    w.add_head_count(heads)
+    w.add_head_count_kv(kv)
+    w.add_layer_norm_rms_eps(cfg["rms_norm_eps"])
+    w.add_rope_freq_base(cfg["rope_theta"])
+    if arch == "llama":
+        w.add_vocab_size(cfg["vocab_size"])
+        w.add_rope_dimension_count(hd)
+    if cfg.get("head_dim"):
+        w.add_key_length(hd)
+        w.add_value_length(hd)
+
+    tok = bpe_tokenizer(family)
+    state = json.loads(tok.to_str())
+    specials = {t["id"] for t in state["added_tokens"]}
+    tokens = [tok.id_to_token(i) for i in range(tok.get_vocab_size())]
+    kinds = [gguf.TokenType.CONTROL if i in specials else gguf.TokenType.NORMAL for i in range(len(tokens))]
+    for i in range(len(tokens), cfg["vocab_size"]):
+        tokens.append(f"[PAD{i}]")
+        kinds.append(gguf.TokenType.UNUSED)
+    llama = family == "llama"
+    w.add_tokenizer_model("gpt2")
+    w.add_tokenizer_pre("llama-bpe" if llama else "qwen2")
+    w.add_token_list(tokens)
+    w.add_token_types(kinds)
+    w.add_token_merges([" ".join(m) for m in learn_merges(LLAMA_SPLIT if llama else QWEN_SPLIT, MERGES)])
+    if llama:
+        w.add_bos_token_id(tok.token_to_id("<|begin_of_text|>"))
+        w.add_eos_token_id(tok.token_to_id("<|end_of_text|>"))
+        w.add_eot_token_id(tok.token_to_id("<|im_end|>"))
+    else:
+        w.add_bos_token_id(tok.token_to_id("<|endoftext|>"))
+        w.add_eos_token_id(tok.token_to_id("<|im_end|>"))
+        w.add_pad_token_id(tok.token_to_id("<|endoftext|>"))
+    w.add_add_bos_token(llama)
+    w.add_chat_template(LLAMA_TEMPLATE if llama else QWEN_TEMPLATE)
+
+    held = {}
+    for name, value in weights.items():
+        part = name.rsplit(".", 2)[-2]
+        n = {"q_proj": heads, "k_proj": kv}.get(part) if arch == "llama" else None
+        rows = rotary_pairs_adjacent(np.arange(value.shape[0]), n) if n else np.arange(value.shape[0])
+        laid = np.ascontiguousarray(value[rows])
+        if any(q in name for q in q6_k):
+            packed, type_ = q6_k_blocks(rng, *value.shape), types.Q6_K
+        elif value.ndim == 1 or kind == "F32":
+            packed, type_ = laid, types.F32
+        elif kind == "F16":
+            packed, type_ = laid.astype(np.float16), types.F16
+        else:
+            type_ = types[kind]
+            packed = gguf.quants.quantize(laid, type_)
+        w.add_tensor(gguf_name(name), packed, raw_dtype=type_)
+        read = packed.astype(np.float32) if packed.dtype != np.uint8 else gguf.quants.dequantize(packed, type_)
+        held[name] = np.empty_like(value)
+        held[name][rows] = read
+    if cfg.get("rope_scaling"):
+        w.add_tensor("rope_freqs.weight", llama3_factors(cfg))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    return held
