@@ -112,8 +112,11 @@ def greedy(model, ids, vocab):
     return out
 
 
-def decoder(model_dir, out_prefix, model=None, eos=(), stop_step=None, long=False, mistakes=True, tokenizer_dir=None):
-    """Write OUT.json and OUT.safetensors for a decoder and return notes on its numerical behaviour."""
+def decoder(model_dir, out_prefix, model=None, eos=(), stop_step=None, long=False, lean=False, tokenizer_dir=None):
+    """Write OUT.json and OUT.safetensors for a decoder and return notes on its numerical behaviour.
+
+    `lean` is for one more way of storing an architecture that another case covers: only last positions, and no trial of mistakes.
+    """
     tokenizer_dir = tokenizer_dir or model_dir
     tok = Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
     vocab = tok.get_vocab_size()
@@ -146,7 +149,7 @@ def decoder(model_dir, out_prefix, model=None, eos=(), stop_step=None, long=Fals
             refused = reason
     else:
         raise refused
-    add("short", text, ids, full=True)
+    add("short", text, ids, full=not lean)
     for n in LENGTHS:
         if n == 1 and has_bos:
             add("len1", None, [tok.token_to_id("K")])
@@ -192,7 +195,7 @@ def decoder(model_dir, out_prefix, model=None, eos=(), stop_step=None, long=Fals
     if worst > NOISE:
         raise Reseed(f"float32 noise {worst:.1e}")
     report = {"noise": worst, "noise_long": noise.get("long"), "spread": float(arrays["short"].std())}
-    if mistakes:
+    if not lean:
         report["mistakes"] = decoder_mistakes(model, prompts, arrays)
     write(out_prefix, expected, arrays)
     return expected, report
@@ -320,6 +323,39 @@ TEXTS = [
 ]
 
 
+def bert_mistakes(bert, run, visible, subtle):
+    """Make the usual mistakes in a BERT and see that each one shows in run()'s result by more than `visible`."""
+    right = run()
+    seen = {}
+
+    def tried(name, change, undo, least=visible):
+        change()
+        seen[name] = float((run() - right).abs().max())
+        undo()
+        if seen[name] < least:
+            raise Reseed(f"mistake not visible: {name} {seen[name]:.1e}")
+
+    def parameter(name, test, change):
+        hit = [(v, v.data.clone()) for k, v in bert.named_parameters() if test(k)]
+        if hit:
+            tried(name, lambda: [v.data.copy_(change(old)) for v, old in hit], lambda: [v.data.copy_(old) for v, old in hit])
+
+    norms = [m for m in bert.modules() if isinstance(m, torch.nn.LayerNorm)]
+    eps = norms[0].eps
+    tried("eps", lambda: [setattr(m, "eps", 1e-5) for m in norms], lambda: [setattr(m, "eps", eps) for m in norms])
+    layers = [layer.intermediate for layer in bert.encoder.layer]
+    act = layers[0].intermediate_act_fn
+    tried("gelu by tanh", lambda: [setattr(m, "intermediate_act_fn", torch.nn.GELU(approximate="tanh")) for m in layers],
+          lambda: [setattr(m, "intermediate_act_fn", act) for m in layers], subtle)
+    parameter("positions off by one", lambda k: "position_embeddings" in k, lambda v: v.roll(1, 0))
+    parameter("no token types", lambda k: "token_type" in k, torch.zeros_like)
+    parameter("query transposed", lambda k: "self.query.weight" in k, lambda v: v.T)
+    for part in ("self.query", "self.value", "attention.output.dense", "intermediate.dense", "LayerNorm"):
+        parameter(part + " bias ignored", lambda k: k.endswith(part + ".bias"), torch.zeros_like)
+    parameter("norms are ones", lambda k: k.endswith("LayerNorm.weight"), torch.ones_like)
+    return seen
+
+
 def embedder(model_dir, out_prefix, prompt_names=(None,)):
     """Write vectors of TEXTS, for each prompt name, as sentence-transformers' encode() gives them."""
     from sentence_transformers import SentenceTransformer
@@ -350,7 +386,14 @@ def embedder(model_dir, out_prefix, prompt_names=(None,)):
     expected = {"kind": "embedder", "texts": TEXTS, "dimensions": int(got.shape[1]), "max_seq_length": limit, "sets": sets}
     write(out_prefix, expected, arrays)
     norms = np.linalg.norm(got, axis=1)
-    return {"norms": (float(norms.min()), float(norms.max())), "cut": sum(n > limit for n in full)}
+    report = {"norms": (float(norms.min()), float(norms.max())), "cut": sum(n > limit for n in full)}
+    bert = next(m for m in st.modules() if type(m).__name__ in ("BertModel", "Qwen3Model"))
+    if type(bert).__name__ == "BertModel":
+        report["mistakes"] = bert_mistakes(
+            bert, lambda: torch.from_numpy(st.encode([TEXTS[0], TEXTS[7]], convert_to_numpy=True)), 2e-3,
+            # The two forms of GELU differ too little to be told apart in a vector of length one.
+            1e-4 if norms.min() > 2 else 0.0)
+    return report
 
 
 # -------------------------------------------------------------------------------------------------- rerankers
@@ -387,7 +430,15 @@ def reranker(model_dir, out_prefix):
         single = torch.cat([model(**hf(q, d, return_tensors="pt", **args)).logits for q, d in PAIRS])
         exact = torch.cat([model.double()(**hf(q, d, return_tensors="pt", **args)).logits for q, d in PAIRS])
     assert (logits - single).abs().max() < NOISE and (single - exact).abs().max() < NOISE
-    assert torch.pdist(logits.reshape(len(PAIRS), -1)).min() > 1e-3
+    if torch.pdist(logits.reshape(len(PAIRS), -1)).min() < 1e-3 or logits.min() > -1 or logits.max() < 1:
+        raise Reseed(f"dull logits {logits.flatten().tolist()}")
+    model.float()
+
+    @torch.no_grad()
+    def two():
+        return torch.cat([model(**hf(q, d, return_tensors="pt", **args)).logits for q, d in PAIRS[:2]])
+
+    mistakes = bert_mistakes(model.bert, two, VISIBLE, 1e-3)
     labels = [model.config.id2label[i] for i in range(model.config.num_labels)]
     rows = []
     for i, (q, d) in enumerate(PAIRS):
@@ -403,4 +454,5 @@ def reranker(model_dir, out_prefix):
                      "untruncated_tokens": full, "logits": [round(float(x), 7) for x in logits[i]], "score": round(score, 7)})
     expected = {"kind": "reranker", "labels": labels, "max_length": limit, "truncation": "longest_first", "pairs": rows}
     write(out_prefix, expected, {"logits": logits})
-    return {"logits": (float(logits.min()), float(logits.max())), "cut": sum(r["untruncated_tokens"] > limit for r in rows)}
+    return {"logits": (float(logits.min()), float(logits.max())), "cut": sum(r["untruncated_tokens"] > limit for r in rows),
+            "mistakes": mistakes}

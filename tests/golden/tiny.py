@@ -267,7 +267,7 @@ def bert_weights(cfg, draw, prefix="", labels=0):
     dense("pooler.dense", h, h)
     out = {prefix + k: v for k, v in out.items()}
     if labels:
-        out["classifier.weight"], out["classifier.bias"] = draw.linear(labels, h, 2.0), draw.bias(labels)
+        out["classifier.weight"], out["classifier.bias"] = draw.linear(labels, h, 4.0), draw.bias(labels)
     return out
 
 
