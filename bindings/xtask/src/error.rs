@@ -109,10 +109,7 @@ pub(crate) fn mend_for_output(output: &str) -> Option<&'static str> {
             "the package index has no such wheel for this machine: it needs x86-64 or arm64 Linux with glibc 2.35 or newer, and an index that mirrors all versions",
         ),
     ];
-    KNOWN
-        .iter()
-        .find(|(signs, _)| signs.iter().any(|sign| output.contains(sign)))
-        .map(|(_, mend)| *mend)
+    KNOWN.iter().find(|(signs, _)| signs.iter().any(|sign| output.contains(sign))).map(|(_, mend)| *mend)
 }
 
 #[cfg(test)]

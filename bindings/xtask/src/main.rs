@@ -2,6 +2,8 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]
 
+mod check;
+mod demo;
 mod error;
 mod models;
 mod paths;
@@ -9,8 +11,11 @@ mod proc;
 mod setup;
 mod stamp;
 mod store;
+mod suites;
+mod tally;
 mod ui;
 mod wheel;
+mod workspace;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -35,6 +40,26 @@ enum Verb {
         #[arg(long)]
         reranker: Option<PathBuf>,
     },
+    /// Set everything up, then run Hob's main job on the real models
+    Demo {
+        /// Folder of a reranker [default: as for `models`]
+        #[arg(long)]
+        reranker: Option<PathBuf>,
+        /// Handed to the demo program
+        #[arg(last = true)]
+        extra: Vec<String>,
+    },
+    /// Set everything up, then run every test suite
+    Test {
+        /// Only this suite
+        #[arg(long)]
+        suite: Option<String>,
+        /// Handed to the suite's command (for cargo: options, or part of a test's name)
+        #[arg(last = true)]
+        extra: Vec<String>,
+    },
+    /// Format, lints, documentation, file lengths, generated files: fail on any difference
+    Check,
 }
 
 fn main() -> ExitCode {
@@ -50,6 +75,9 @@ fn main() -> ExitCode {
 fn run(verb: Verb) -> Result<()> {
     match verb {
         Verb::Setup => setup::ensure(),
+        Verb::Demo { reranker, extra } => demo::run(reranker.as_deref(), &extra),
+        Verb::Test { suite, extra } => suites::run(suite.as_deref(), &extra),
+        Verb::Check => check::run(),
         Verb::Models { reranker } => {
             let places = models::ensure(reranker.as_deref())?;
             println!("chat      {}", places.chat.display());

@@ -28,10 +28,8 @@ pub(crate) fn capture(command: &mut Command, mut tick: impl FnMut(Option<&str>))
         .spawn()
         .map_err(|error| cannot_start(&name, &error))?;
     let (sender, receiver) = mpsc::channel();
-    let pipes: [Option<Box<dyn Read + Send>>; 2] = [
-        child.stdout.take().map(|pipe| Box::new(pipe) as _),
-        child.stderr.take().map(|pipe| Box::new(pipe) as _),
-    ];
+    let pipes: [Option<Box<dyn Read + Send>>; 2] =
+        [child.stdout.take().map(|pipe| Box::new(pipe) as _), child.stderr.take().map(|pipe| Box::new(pipe) as _)];
     for pipe in pipes.into_iter().flatten() {
         let sender = sender.clone();
         thread::spawn(move || forward(pipe, &sender));
@@ -68,6 +66,23 @@ pub(crate) fn open(command: &mut Command) -> Result<()> {
         return Ok(());
     }
     Err(Error::new(format!("`{}` {}", show(command), exit(status))))
+}
+
+/// Runs a command whose output goes to the user and, its standard output, to `line` too. Tells whether it succeeded.
+pub(crate) fn watch(command: &mut Command, mut line: impl FnMut(&str)) -> Result<bool> {
+    let name = program(command);
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(|error| cannot_start(&name, &error))?;
+    if let Some(pipe) = child.stdout.take() {
+        let mut reader = BufReader::new(pipe);
+        let mut bytes = Vec::new();
+        while reader.read_until(b'\n', &mut bytes).is_ok_and(|count| count > 0) {
+            let text = String::from_utf8_lossy(&bytes);
+            print!("{text}");
+            line(text.trim_end());
+            bytes.clear();
+        }
+    }
+    Ok(child.wait().map_err(|error| cannot_start(&name, &error))?.success())
 }
 
 /// The cargo that runs this xtask, without the variables that belong to xtask's own package.

@@ -29,11 +29,7 @@ pub(crate) fn line(text: &str) {
 /// Seconds as a person reads them.
 pub(crate) fn seconds(time: Duration) -> String {
     let seconds = time.as_secs_f64();
-    if seconds < 60.0 {
-        format!("{seconds:.1} s")
-    } else {
-        format!("{} min {:02} s", time.as_secs() / 60, time.as_secs() % 60)
-    }
+    if seconds < 60.0 { format!("{seconds:.1} s") } else { format!("{} min {:02} s", time.as_secs() / 60, time.as_secs() % 60) }
 }
 
 pub(crate) struct Step {

@@ -50,9 +50,10 @@ impl Wheel {
             .flatten()
             .map(|entry| entry.file_name().to_string_lossy().into_owned())
             .collect();
-        let name = names.iter().find(|name| self.is_named(name)).ok_or_else(|| {
-            Error::new(format!("pip brought {names:?} in place of {} {}", self.package, self.version))
-        })?;
+        let name = names
+            .iter()
+            .find(|name| self.is_named(name))
+            .ok_or_else(|| Error::new(format!("pip brought {names:?} in place of {} {}", self.package, self.version)))?;
         let path = folder.join(name);
         self.check(&path, step)?;
         Ok(path)

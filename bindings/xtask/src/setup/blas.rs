@@ -63,7 +63,9 @@ pub(crate) fn keep_references(libs: &Path) -> Result<()> {
 
 /// Whether every link stands as `openblas` asks.
 pub(crate) fn is_linked(libs: &Path, openblas: Option<&Path>) -> bool {
-    links(libs, openblas).is_ok_and(|links| !links.is_empty() && links.iter().all(|(link, target)| fs::read_link(link).is_ok_and(|now| now == *target)))
+    links(libs, openblas).is_ok_and(|links| {
+        !links.is_empty() && links.iter().all(|(link, target)| fs::read_link(link).is_ok_and(|now| now == *target))
+    })
 }
 
 /// Points the links to `openblas`, or to the references; each changes in one step.

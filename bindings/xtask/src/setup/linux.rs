@@ -189,11 +189,24 @@ impl<'a> Plan<'a> {
         let root = mlx_c_source(self.platform.triple, step)?;
         let folder = scratch.folder("mlx-c")?;
         let sources = sources_of(&root.join("mlx/c"))?;
-        let objects = compile(&sources, step, |index, source| {
-            let object = folder.join(format!("{index}.o"));
+        // MLX's headers are most of each file's work: they are read once, as a precompiled header. A compiler that cannot
+        // use it reads the plain one in its place.
+        let header = folder.join("mlx.hpp");
+        let text = format!("#include {}\n#include \"mlx/mlx.h\"\n", quoted(&compat())?);
+        fs::write(&header, text).at("write", &header)?;
+        let compiler = || {
             let mut command = proc::tool("CXX", "c++");
             command.args(CXX_FLAGS).arg("-I").arg(&root).arg("-I").arg(self.home.join("mlx/include"));
-            command.arg("-include").arg(compat()).arg("-c").arg(source).arg("-o").arg(&object);
+            command
+        };
+        step.note("precompiling MLX's headers");
+        let mut precompile = compiler();
+        precompile.args(["-x", "c++-header"]).arg(&header).arg("-o").arg(folder.join("mlx.hpp.gch"));
+        capture(&mut precompile, |_| step.note("precompiling MLX's headers")).map_err(needs_compiler)?;
+        let objects = compile(&sources, step, |index, source| {
+            let object = folder.join(format!("{index}.o"));
+            let mut command = compiler();
+            command.arg("-include").arg(&header).arg("-c").arg(source).arg("-o").arg(&object);
             (command, object)
         })?;
         let mlxc = folder.join("libmlxc.a");
@@ -304,7 +317,8 @@ fn mlx_c_source(triple: &str, step: &Step) -> Result<PathBuf> {
         }
     })?;
     let metadata = output.lines().find(|line| line.starts_with('{')).unwrap_or_default();
-    let metadata: Value = serde_json::from_str(metadata).map_err(|error| Error::new(format!("cannot read cargo's metadata: {error}")))?;
+    let metadata: Value =
+        serde_json::from_str(metadata).map_err(|error| Error::new(format!("cannot read cargo's metadata: {error}")))?;
     let manifest = metadata["packages"]
         .as_array()
         .and_then(|packages| packages.iter().find(|package| package["name"] == "mlx-sys"))
@@ -355,12 +369,25 @@ fn compile(sources: &[PathBuf], step: &Step, command: impl Fn(usize, &Path) -> (
         step.pieces(0, sources.len() as u64, "files");
         for result in receiver {
             let object = result.inspect_err(|_| next.store(sources.len(), Ordering::Relaxed));
-            objects.push(object.map_err(|error| error.mend("install a C++20 compiler (Debian, Ubuntu: apt-get install g++), GCC 11 or Clang 14 or newer"))?);
+            objects.push(object.map_err(needs_compiler)?);
             step.pieces(objects.len() as u64, sources.len() as u64, "files");
         }
         objects.sort();
         Ok(objects)
     })
+}
+
+fn needs_compiler(error: Error) -> Error {
+    error.mend("install a C++20 compiler, GCC 11 or Clang 14 or newer (Debian, Ubuntu: apt-get install g++)")
+}
+
+/// A path as it stands in an #include or in TOML.
+fn quoted(path: &Path) -> Result<String> {
+    let text = path.to_str().filter(|text| !text.contains([':', '\n', '"', '\\'])).ok_or_else(|| {
+        Error::new(format!("the path {} cannot stand in the tools' files", path.display()))
+            .mend("move the repository to a path without ':', '\"' and '\\'")
+    })?;
+    Ok(format!("\"{text}\""))
 }
 
 fn find_file(folder: &Path, name: &str) -> Option<PathBuf> {
@@ -379,15 +406,7 @@ fn find_file(folder: &Path, name: &str) -> Option<PathBuf> {
 /// mlx-sys declares `links = "mlx"`: cargo then takes this in place of its build script's output. OUT_DIR is where its
 /// lib.rs looks for the bindings.
 fn cargo_config(triple: &str, home: &Path) -> Result<String> {
-    let text = |path: PathBuf| {
-        let text = path.to_str().filter(|text| !text.contains([':', '\n'])).ok_or_else(|| {
-            Error::new(format!("the path {} cannot stand in a library search path", path.display()))
-                .mend("move the repository to a path of plain characters without ':'")
-        })?;
-        // A JSON string is a TOML basic string.
-        Ok(Value::from(text).to_string())
-    };
-    let search = |path: &Path| Ok(text(path.to_owned())?.replacen('"', "\"native=", 1));
+    let prefixed = |prefix: &str, path: &Path| Ok::<_, Error>(quoted(path)?.replacen('"', &format!("\"{prefix}"), 1));
     let (lib, mlx) = (home.join("lib"), home.join("mlx/lib"));
     Ok(format!(
         "# Written by `cargo xtask setup`; .cargo/config.toml includes it.\n\
@@ -397,10 +416,10 @@ fn cargo_config(triple: &str, home: &Path) -> Result<String> {
          rustc-env = {{ OUT_DIR = {} }}\n\
          [target.{triple}]\n\
          rustflags = [\"-Clink-arg=-Xlinker\", \"-Clink-arg=-rpath\", \"-Clink-arg=-Xlinker\", {}]\n",
-        search(&lib)?,
-        search(&mlx)?,
-        text(home.join("out"))?,
-        text(mlx)?.replacen('"', "\"-Clink-arg=", 1),
+        prefixed("native=", &lib)?,
+        prefixed("native=", &mlx)?,
+        quoted(&home.join("out"))?,
+        prefixed("-Clink-arg=", &mlx)?,
     ))
 }
 
@@ -416,16 +435,18 @@ mod tests {
     }
 
     #[test]
-    fn configuration_survives_spaces_and_quotes() {
-        let config = cargo_config("t", Path::new("/a b/\"c\"")).expect("a plain enough path");
-        assert!(config.contains(r#"OUT_DIR = "/a b/\"c\"/out""#), "{config}");
-        assert!(config.contains(r#""native=/a b/\"c\"/mlx/lib""#), "{config}");
-        assert!(config.contains(r#""-Clink-arg=/a b/\"c\"/mlx/lib""#), "{config}");
+    fn configuration_survives_spaces() {
+        let config = cargo_config("t", Path::new("/a b/c")).expect("a plain enough path");
+        assert!(config.contains(r#"OUT_DIR = "/a b/c/out""#), "{config}");
+        assert!(config.contains(r#""native=/a b/c/mlx/lib""#), "{config}");
+        assert!(config.contains(r#""-Clink-arg=/a b/c/mlx/lib""#), "{config}");
     }
 
     #[test]
-    fn a_colon_in_the_path_is_refused() {
-        let error = cargo_config("t", Path::new("/a:b")).expect_err("the loader splits at it").to_string();
-        assert!(error.contains("to mend it"), "{error}");
+    fn a_path_that_no_tool_could_hold_is_refused() {
+        for path in ["/a:b", "/a\"b"] {
+            let error = cargo_config("t", Path::new(path)).expect_err("refused").to_string();
+            assert!(error.contains("to mend it"), "{error}");
+        }
     }
 }
