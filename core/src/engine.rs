@@ -4,3 +4,5 @@ pub(crate) mod batch;
 pub(crate) mod mlx;
 pub(crate) mod thread;
 pub use backend::{DeviceInfo, DeviceMemory};
+#[cfg(test)]
+mod golden_tests;
