@@ -337,7 +337,10 @@ impl ChatTemplate {
             let marks = Marks::new(inner.tokenizer.protected_tokens(), template, &values.iter().collect::<Vec<_>>())?;
             let (text, places) = marks.undo(&inner.render(messages, options, Some(&marks))?);
             let mut encoding = inner.tokenizer.encode_marked(&text, Untrusted::At(&places), false)?;
-            let bos = inner.tokenizer.bos_id();
+            // A token that the template spells out is not there as BOS, even if the model uses it as one.
+            let bos = inner.tokenizer.bos_id().filter(|id| {
+                inner.tokenizer.id_to_token(*id).is_some_and(|text| !template.contains(&text))
+            });
             if encoding.ids.len() > 1 && encoding.ids[0] == encoding.ids[1] && Some(encoding.ids[0]) == bos {
                 encoding.ids.remove(0);
                 encoding.type_ids.remove(0);

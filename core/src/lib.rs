@@ -4,6 +4,7 @@ pub mod chat_template;
 pub mod error;
 pub mod gguf;
 pub mod options;
+pub mod sampler;
 pub mod text_stream;
 pub mod tokenizer;
 

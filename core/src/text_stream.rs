@@ -295,7 +295,7 @@ impl TextStream {
     /// yet strip.
     pub fn push(&mut self, token: u32) -> Result<Option<String>> {
         let Some(piece) = self.tokenizer.piece(token, self.skip_special) else { return Ok(None) };
-        self.run(vec![piece], 0, false)
+        self.run(vec![piece], 0)
     }
 
     /// Gives the text still held back; bytes that never became a character become U+FFFD. The stream starts anew.
@@ -304,14 +304,14 @@ impl TextStream {
         for index in 0..self.stages.len() {
             let mut left = Vec::new();
             self.stages[index].finish(&mut left);
-            text.extend(self.run(left, index + 1, false)?);
+            text.extend(self.run(left, index + 1)?);
         }
         self.stages = self.tokenizer.plan().start();
         Ok((!text.is_empty()).then_some(text))
     }
 
-    fn run(&mut self, mut tokens: Vec<String>, from: usize, _last: bool) -> Result<Option<String>> {
-        for stage in &mut self.stages[from.min(usize::MAX)..] {
+    fn run(&mut self, mut tokens: Vec<String>, from: usize) -> Result<Option<String>> {
+        for stage in &mut self.stages[from..] {
             let mut next = Vec::with_capacity(tokens.len());
             for token in tokens {
                 stage.push(token, &mut next)?;

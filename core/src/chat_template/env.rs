@@ -34,7 +34,10 @@ pub(super) fn environment(clock: Clock) -> Result<Environment<'static>, Error> {
     env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     env.add_filter("tojson", to_json);
     env.add_filter("string", |value: Value| python_text(&value));
-    env.add_test("iterable", |value: Value| matches!(value.kind(), ValueKind::String) || value.try_iter().is_ok());
+    env.add_test("iterable", |value: Value| {
+        use ValueKind::{Iterable, Map, Seq, String, Undefined};
+        matches!(value.kind(), String | Seq | Map | Iterable | Undefined)
+    });
     env.add_test("sequence", |value: Value| {
         matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Undefined)
     });

@@ -27,9 +27,16 @@ pub(super) fn is_mark(letter: char) -> bool {
 pub(super) struct Marks {
     /// Characters and their marks, sorted by character.
     pairs: Vec<(char, char)>,
-    /// Tags that structure a turn without being special; an assistant's own text may hold them.
+    /// Protected tokens that only mark structure; an assistant's own text may hold them.
     structural: Vec<String>,
+    /// Special tokens; no text may hold them.
+    special: Vec<String>,
+    /// The template, whose own tags an assistant's text may hold.
+    source: String,
 }
+
+/// Longest tag of a template that is looked for in an assistant's text.
+const MAX_TAG: usize = 64;
 
 impl Marks {
     /// Marks for the edges of `protected` tokens (text, whether special) that occur in none of the values nor in `source`.
@@ -39,13 +46,11 @@ impl Marks {
         values: &[&Value],
     ) -> Result<Self> {
         let mut edges = BTreeSet::new();
-        let mut structural = Vec::new();
+        let (mut structural, mut specials) = (Vec::new(), Vec::new());
         for (text, special) in protected {
             edges.extend(text.chars().next());
             edges.extend(text.chars().next_back());
-            if !special {
-                structural.push(text.to_owned());
-            }
+            if special { &mut specials } else { &mut structural }.push(text.to_owned());
         }
         structural.sort_by_key(|tag| std::cmp::Reverse(tag.len()));
         let mut taken: BTreeSet<char> = source.chars().filter(|letter| is_mark(*letter)).collect();
@@ -58,11 +63,27 @@ impl Marks {
             let mark = free.next().ok_or_else(|| Error::invalid("the messages use up a whole plane of private-use characters"))?;
             pairs.push((edge, mark));
         }
-        Ok(Self { pairs, structural })
+        Ok(Self { pairs, structural, special: specials, source: source.to_owned() })
     }
 
     fn mark_of(&self, letter: char) -> Option<char> {
         self.pairs.binary_search_by_key(&letter, |pair| pair.0).ok().map(|index| self.pairs[index].1)
+    }
+
+    /// The tag at the beginning of `rest`, when an assistant's own text may hold it: a token that only marks structure, or a
+    /// tag like `</think>` that the template writes or looks for. It must not be, begin or end a special token.
+    fn own_tag<'a>(&self, rest: &'a str) -> Option<&'a str> {
+        if let Some(tag) = self.structural.iter().find(|tag| rest.starts_with(tag.as_str())) {
+            return Some(&rest[..tag.len()]);
+        }
+        let close = match rest.as_bytes().first()? {
+            b'<' => '>',
+            b'[' => ']',
+            _ => return None,
+        };
+        let tag = &rest[..=rest.find(close)?];
+        let special = |tag: &str| self.special.iter().any(|token| token.starts_with(tag) || token.ends_with(tag));
+        (tag.len() <= MAX_TAG && self.source.contains(tag) && !special(tag)).then_some(tag)
     }
 
     /// Puts marks into a text. With `own`, tags that only mark structure are left as they are.
@@ -73,7 +94,7 @@ impl Marks {
             match self.mark_of(letter) {
                 None => out.push(letter),
                 Some(mark) => {
-                    if own && let Some(tag) = self.structural.iter().find(|tag| rest.starts_with(tag.as_str())) {
+                    if own && let Some(tag) = self.own_tag(rest) {
                         out.push_str(tag);
                         rest = &rest[tag.len()..];
                         continue;

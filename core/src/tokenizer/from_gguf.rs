@@ -128,7 +128,7 @@ pub(super) fn load(header: &GgufHeader) -> Result<Parts> {
         let cls = special("tokenizer.ggml.cls_token_id", "[CLS]")?;
         let sep = special("tokenizer.ggml.seperator_token_id", "[SEP]")?;
         let pad = pad.or_else(|| built.inner.token_to_id("[PAD]"));
-        (Roles { bos: bos.or(Some(cls)), eos, pad, unk }, Some(cls), Some(sep), Some(sep))
+        (Roles { bos: None, eos: None, pad, unk }, Some(cls), Some(sep), Some(sep))
     } else {
         let wanted = |key: &str, default: bool| header.opt_bool(key).map(|flag| flag.unwrap_or(default));
         let first = if wanted("tokenizer.ggml.add_bos_token", built.add_bos)? { bos } else { None };
