@@ -1,5 +1,8 @@
 //! Hob: an inference stack that lives inside a host's process.
 
+pub mod cancel;
+pub mod chat_template;
+pub mod clock;
 pub mod engine;
 pub mod error;
 pub mod fake;
@@ -9,6 +12,11 @@ pub mod model;
 mod models;
 mod nn;
 pub mod options;
+pub mod pool;
+pub mod sampler;
+mod sync;
+pub mod text_stream;
+pub mod tokenizer;
 mod weights;
 
 pub use error::{Error, ErrorKind, Result};
