@@ -731,10 +731,10 @@ fn snapshot(state: &State, memory: Option<MemoryReading>) -> Status {
             bytes: if running { saturated(u128::from(flight.cost) - flight.overlap()) } else { 0 },
             estimated_bytes: (flight.stage != Stage::Estimating).then_some(flight.cost),
             measured_bytes: None,
-            pinned: flight.pinned,
+            pinned: flight.is_pinned(),
             uses: flight.joiners.len() as u64,
             idle_ms: 0,
-            idle: flight.idle.unwrap_or(state.idle).normalized(),
+            idle: flight.idle().unwrap_or(state.idle).normalized(),
             unload_in_ms: None,
             progress: match flight.stage {
                 Stage::Loading { percent, .. } => Some(f32::from(percent) / 100.0),

@@ -48,8 +48,8 @@ pub(crate) struct Flight {
     pub(crate) cost: u64,
     pub(crate) no_room: NoRoom,
     pub(crate) stage: Stage,
+    /// By `pin`; what callers ask for goes with them.
     pub(crate) pinned: bool,
-    pub(crate) idle: Option<IdlePolicy>,
     pub(crate) quiesce: Option<Arc<dyn Quiesce>>,
     pub(crate) over_budget: bool,
     /// Bytes its own victims still hold.
@@ -67,6 +67,15 @@ pub(crate) struct Flight {
 }
 
 impl Flight {
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.pinned || self.joiners.values().any(|joiner| joiner.pinned)
+    }
+
+    /// The idle policy asked for last.
+    pub(crate) fn idle(&self) -> Option<IdlePolicy> {
+        self.joiners.values().rev().find_map(|joiner| joiner.idle)
+    }
+
     /// The part of its reservation that lives in bytes its victims still hold.
     pub(crate) fn overlap(&self) -> u128 {
         if self.stage.is_running() { self.victims_held.min(self.cost.into()) } else { 0 }
@@ -243,8 +252,7 @@ impl State {
             cost,
             no_room: admission.no_room.unwrap_or(self.no_room),
             stage: Stage::Estimating,
-            pinned: admission.pinned,
-            idle: admission.idle,
+            pinned: false,
             quiesce: admission.quiesce.take(),
             over_budget: false,
             victims_held: 0,
@@ -296,6 +304,10 @@ impl State {
             self.recount_unless_immediate(inner, at, out);
             None
         };
+        if admission.pinned {
+            // Whoever waits for this entry's leases would now wait for ever: it looks again.
+            self.pump(inner, out);
+        }
         let entry = self.table.get(at);
         let (token, load_time) = entry.map_or((Token(0), Duration::ZERO), |entry| (entry.shared.token, entry.load_time));
         Admitted { token, origin: Origin::Hit, load_time, lease }
@@ -474,10 +486,8 @@ async fn finish_load(inner: &Arc<Inner>, token: Token, started: Instant, result:
         }
         Err(error) => {
             drop_guarded(release);
-            // A load can fail before it ever touched the device; draining would then be the first touch (P37).
-            if inner.with(|state, _| state.touched) {
-                inner.drain().await;
-            }
+            // What the load allocated before it failed is in the allocator's cache now (A39).
+            inner.drain().await;
             // A load that ends because it was told to says why, not how.
             inner.with(|state, _| state.flights.get(&token).and_then(|flight| flight.doomed.clone())).unwrap_or(error)
         }

@@ -122,7 +122,7 @@ pub(crate) fn decide(
         NoRoom::Wait | NoRoom::LoadAnyway => match over_physical {
             Some(hard) => Decision::Refuse(Refusal::Physical(hard)),
             None => {
-                victims.extend(lru.map(|(entry, _)| entry));
+                victims.extend(lru.filter(|(_, bytes)| *bytes > 0).map(|(entry, _)| entry));
                 Decision::Admit { victims, over_budget: true }
             }
         },

@@ -146,7 +146,6 @@ pub(crate) fn finish(inner: &Arc<Inner>, at: u32, token: Token) -> impl Future<O
 impl State {
     /// Notes that a release has run. Answers whether the caller is the one who drains: nobody uses the entry any more.
     fn released(&mut self, at: u32, result: &Result<()>, out: &mut Outbox) -> bool {
-        self.touched = true;
         let Some(entry) = self.table.get_mut(at) else { return false };
         let uses = entry.uses;
         let (key, token) = (entry.shared.key.clone(), entry.shared.token);

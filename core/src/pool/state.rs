@@ -157,8 +157,6 @@ pub(crate) struct State {
     pub(crate) counters: Counters,
     pub(crate) history: HashMap<Key, History>,
     pub(crate) peak: u128,
-    /// Something was loaded or released once: draining is no longer the first touch of a device (P37).
-    pub(crate) touched: bool,
     probe: Option<Arc<dyn MemoryProbe>>,
 }
 
@@ -250,7 +248,6 @@ impl State {
             counters: Counters::default(),
             history: HashMap::new(),
             peak: 0,
-            touched: false,
             probe: options.probe.clone(),
         }
     }
@@ -721,11 +718,10 @@ impl State {
         self.running -= 1;
         self.table.account.pending -= u128::from(flight.cost);
         self.table.account.overlap -= flight.overlap();
+        let (pinned, idle) = (flight.is_pinned(), flight.idle());
         let joiners: Vec<Joiner> = std::mem::take(&mut flight.joiners).into_values().collect();
         let uses = joiners.iter().filter(|joiner| joiner.in_use).count() as u64;
         let use_idle = joiners.iter().rfind(|joiner| joiner.in_use).and_then(|joiner| joiner.use_idle);
-        let idle = joiners.iter().rev().find_map(|joiner| joiner.idle).or(flight.idle);
-        let pinned = flight.pinned || joiners.iter().any(|joiner| joiner.pinned);
         let new = NewEntry {
             key: flight.key.clone(),
             token,
@@ -742,7 +738,6 @@ impl State {
         let at = self.table.insert(new, self.now);
         self.slots.insert(flight.key.clone(), Slot::Ready(at));
         self.tokens.insert(token, at);
-        self.touched = true;
         self.counters.loads += 1;
         self.remember(&flight.key, |history| {
             history.loads += 1;

@@ -257,6 +257,7 @@ impl Table {
         }
         entry.last_use = now;
         entry.stamp = stamp;
+        entry.ever_used = true;
         let last = entry.uses == 1;
         if last && entry.is_busy() {
             entry.uses = 0;

@@ -437,7 +437,8 @@ pub trait MemoryProbe: Send + Sync {
     fn read(&self) -> MemoryReading;
 }
 
-/// Gives freed bytes back to the system. Runs after every release (and after a failed load), with no lock held.
+/// Gives freed bytes back to the system. Runs after every release and after every failed load, with no lock held. A load can
+/// fail before anything touched the device; the hook must not be the first to do so (P37).
 pub type DrainHook = Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// How a pool is made. Start from [`PoolOptions::new`].
