@@ -19,4 +19,7 @@ pub mod text_stream;
 pub mod tokenizer;
 mod weights;
 
+pub use cancel::{CancelReason, CancelToken, Cancelled};
+pub use clock::{BoxFuture, Clock, FakeClock, SystemClock};
 pub use error::{Error, ErrorKind, Result};
+pub use pool::{IdlePolicy, Key, Kind, Lease, NoRoom, Pool, PoolOptions};
