@@ -377,10 +377,25 @@ def manifest():
         entry = {"name": c["name"], "kind": c["kind"], "path": c["path"],
                  "expected": f"expected/{c['name']}.json", "arrays": f"expected/{c['name']}.safetensors", "notes": c["notes"]}
         more = {k: v for k, v in c["more"].items() if v is not None}
-        if more.get("error"):
-            entry["expected"] = entry["arrays"] = None
         cases.append({**entry, **more})
     return {"tolerance": TOLERANCE, "cases": cases}
+
+
+def readme(root):
+    """README.md with its table of cases as it ought to be for what lies in `root`."""
+    def size(path):
+        return sum(p.stat().st_size for p in ([path] if path.is_file() else path.rglob("*")) if p.is_file())
+
+    rows = ["| case | what it is for | model | expected |", "| --- | --- | --- | --- |"]
+    total = 0
+    for c in manifest()["cases"]:
+        sizes = [size(root / c["path"]), size(root / c["expected"]) + size(root / c["arrays"])]
+        total += sum(sizes)
+        rows.append(f"| `{c['name']}` | {c['notes']} | {sizes[0] / 1000:.0f} kB | {sizes[1] / 1000:.0f} kB |")
+    rows.append(f"| all | | {total / 1e6:.2f} MB | |")
+    text = (HERE / "README.md").read_text(encoding="utf-8")
+    mark = "<!-- cases: written by make.py -->\n"
+    return text[:text.index(mark) + len(mark)] + "\n" + "\n".join(rows) + "\n"
 
 
 def make(root, only=None):
@@ -405,6 +420,8 @@ def check(only):
         fresh, kept = files_of(temp), files_of(HERE)
         wrong = [f"missing here: {n}" for n in sorted(fresh.keys() - kept.keys())]
         if not only:
+            if readme(temp) != (HERE / "README.md").read_text(encoding="utf-8"):
+                wrong.append("differs: the table in README.md")
             wrong += [f"nothing makes: {n}" for n in sorted(kept.keys() - fresh.keys())]
         wrong += [f"differs: {n}" for n in sorted(fresh.keys() & kept.keys()) if fresh[n].read_bytes() != kept[n].read_bytes()]
     print("\n".join(wrong) or f"{len(fresh)} files are as committed")
@@ -426,6 +443,7 @@ def main():
         for part in ("models", "expected"):
             shutil.rmtree(HERE / part, ignore_errors=True)
     make(HERE, args.only)
+    (HERE / "README.md").write_text(readme(HERE), encoding="utf-8")
     if args.real:
         import real
         real.make(HERE / "real")
