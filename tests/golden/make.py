@@ -330,12 +330,12 @@ embedder_case("bert-mean-raw", "mean pooling, no Normalize; prompts `query` and 
 embedder_case("bert-dense-tanh", "mean pooling, Dense to 16 with bias and Tanh, Normalize; default prompt `document` (a call that names"
               " no prompt gets it)", "mean_tokens", (16, "torch.nn.modules.activation.Tanh"), layers=1, prompts=PROMPTS,
               default_prompt="document", prompt_names=(None, "query"))
-embedder_case("bert-dense-identity", "CLS pooling, Dense to 48 with bias and Identity, no Normalize", "cls_token",
+embedder_case("bert-dense-identity", "mean pooling, Dense to 48 with bias and Identity, no Normalize", "mean_tokens",
               (48, "torch.nn.modules.linear.Identity"), layers=1, normalize=False)
 
 
 @case("qwen3-embed", "embedder", "a decoder as embedder, like Qwen3-Embedding: last-token pooling, Normalize; the tokenizer appends"
-      " <|endoftext|> and keeps it when it cuts; tensor names lack the `model.` prefix; no sentence_bert_config.json, so 256 positions"
+      " the end-of-text token and keeps it when it cuts; tensor names lack the `model.` prefix; no sentence_bert_config.json, so 256 positions"
       " bound the length; the query prompt ends in `Query:` without a space")
 def qwen3_embed(root):
     name = "qwen3-embed"
