@@ -16,7 +16,7 @@ use super::thread::{Ending, RowTask};
 use super::{RequestOptions, Shared, Timings, closed};
 use crate::cancel::CancelToken;
 use crate::chat_template::{Message, RenderOptions};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::model::Text;
 use crate::options::{SamplingOptions, Truncate};
 use crate::sampler::{Sampler, TokenLogprobs, logprobs};

@@ -465,7 +465,9 @@ fn item<T: mlx_rs::ArrayElement>(array: &Array) -> Result<T> {
 }
 
 fn to_host(array: &Array) -> Result<Vec<f32>> {
-    array.as_dtype(Dtype::Float32)?.to_vec_cast::<f32>().map_err(|error| Error::new(ErrorKind::Backend, format!("MLX: {error}")))
+    // A slice of a larger array is not contiguous; copying it out needs it to be.
+    let array = array.as_dtype(Dtype::Float32)?.contiguous()?;
+    array.to_vec_exact::<f32>().map_err(|error| Error::new(ErrorKind::Backend, format!("MLX: {error}")))
 }
 
 fn rows_of(matrix: &Array) -> Result<Vec<Vec<f32>>> {
