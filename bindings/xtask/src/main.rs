@@ -24,7 +24,12 @@ use clap::{Parser, Subcommand};
 use crate::error::Result;
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "The one door to Hob's repository, for people and for CI", max_term_width = 110)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    about = "The one door to Hob's repository, for people and for CI",
+    max_term_width = 110
+)]
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
