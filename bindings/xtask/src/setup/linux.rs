@@ -414,7 +414,8 @@ fn cargo_config(triple: &str, home: &Path) -> Result<String> {
          rustc-link-search = [{}, {}]\n\
          rustc-link-lib = [\"static=mlxc\", \"static=machcompat\", \"dylib=mlx\", \"dylib=stdc++\"]\n\
          rustc-env = {{ OUT_DIR = {} }}\n\
-         [target.{triple}]\n\
+         # The alias `cargo xtask` sets hob_xtask: xtask needs no MLX.\n\
+         [target.'cfg(all(target_os = \"linux\", not(hob_xtask)))']\n\
          rustflags = [\"-Clink-arg=-Xlinker\", \"-Clink-arg=-rpath\", \"-Clink-arg=-Xlinker\", {}]\n",
         prefixed("native=", &lib)?,
         prefixed("native=", &mlx)?,
