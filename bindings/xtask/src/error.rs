@@ -105,6 +105,10 @@ pub(crate) fn mend_for_output(output: &str) -> Option<&'static str> {
             "check the network and the package index that this machine is set to use, then run the same command again; what is done already is kept",
         ),
         (
+            &["BadZipFile", "Bad CRC", "Wheel '", "DO NOT MATCH THE HASHES"],
+            "the file was damaged on its way: `python3 -m pip cache purge`, then run the same command again",
+        ),
+        (
             &["No matching distribution found"],
             "the package index has no such wheel for this machine: it needs x86-64 or arm64 Linux with glibc 2.35 or newer, and an index that mirrors all versions",
         ),

@@ -2,6 +2,7 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]
 
+mod bench;
 mod check;
 mod demo;
 mod error;
@@ -24,7 +25,12 @@ use clap::{Parser, Subcommand};
 use crate::error::Result;
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "The one door to Hob's repository, for people and for CI", max_term_width = 110)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    about = "The one door to Hob's repository, for people and for CI",
+    max_term_width = 110
+)]
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
@@ -60,6 +66,18 @@ enum Verb {
     },
     /// Format, lints, documentation, file lengths, generated files: fail on any difference
     Check,
+    /// Measure: core's own benchmarks, then Hob beside other stacks, printed as ratios
+    Bench {
+        /// Only this one: criterion or peers
+        #[arg(long)]
+        only: Option<String>,
+        /// Rounds of the comparison with peers
+        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+        rounds: u32,
+        /// Handed to the one named by --only
+        #[arg(last = true, requires = "only")]
+        extra: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -78,6 +96,7 @@ fn run(verb: Verb) -> Result<()> {
         Verb::Demo { reranker, extra } => demo::run(reranker.as_deref(), &extra),
         Verb::Test { suite, extra } => suites::run(suite.as_deref(), &extra),
         Verb::Check => check::run(),
+        Verb::Bench { only, rounds, extra } => bench::run(&bench::Options { only, rounds, extra }),
         Verb::Models { reranker } => {
             let places = models::ensure(reranker.as_deref())?;
             println!("chat      {}", places.chat.display());

@@ -149,10 +149,11 @@ fn show(command: &Command) -> String {
         text.push_str(&argument.to_string_lossy());
     }
     // A compiler's line is long; its head tells which tool it was.
-    if text.chars().count() > 160 {
-        text = text.chars().take(160).chain(" ...".chars()).collect();
-    }
-    text
+    shortened(&text, 160)
+}
+
+fn shortened(text: &str, length: usize) -> String {
+    if text.chars().count() <= length { text.to_owned() } else { text.chars().take(length).chain(" ...".chars()).collect() }
 }
 
 fn exit(status: ExitStatus) -> String {
@@ -168,7 +169,7 @@ fn tail(output: &str) -> Vec<String> {
         if lines.len() == TAIL {
             lines.pop_front();
         }
-        lines.push_back(line.to_owned());
+        lines.push_back(shortened(line, 240));
     }
     lines.into()
 }

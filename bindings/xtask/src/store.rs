@@ -39,11 +39,13 @@ pub(crate) struct Scratch(PathBuf);
 impl Scratch {
     pub(crate) fn new(folder: &Path) -> Result<Self> {
         let all = folder.join(".work");
-        if all.exists() {
-            fs::remove_dir_all(&all).at("clear", &all)?;
-        }
-        // Its own name: a child of a killed run may still write into the old one for a moment.
+        // A child of a killed run may still write there for a moment: what cannot be cleared now is cleared next time, and
+        // each run has a folder of its own name.
+        let _ = fs::remove_dir_all(&all);
         let path = all.join(process::id().to_string());
+        if path.exists() {
+            fs::remove_dir_all(&path).at("clear", &path)?;
+        }
         fs::create_dir_all(&path).at("create", &path)?;
         Ok(Self(path))
     }

@@ -1,5 +1,7 @@
 //! What the workspace declares: read from cargo, so that no list of features or targets is kept twice.
 
+use std::path::PathBuf;
+
 use serde_json::Value;
 
 use crate::{
@@ -41,6 +43,11 @@ impl Workspace {
             let kinds = target["kind"].as_array();
             kinds.is_some_and(|kinds| kinds.iter().any(|it| it == kind)) && name.is_none_or(|name| target["name"] == name)
         })
+    }
+
+    pub(crate) fn target_directory(&self) -> Result<PathBuf> {
+        let folder = self.0["target_directory"].as_str().ok_or_else(|| Error::new("cargo names no target folder"))?;
+        Ok(PathBuf::from(folder))
     }
 
     /// `--workspace`, with all features that may be on together.

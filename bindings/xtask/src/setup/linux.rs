@@ -90,6 +90,12 @@ pub(crate) fn ensure(platform: &Platform) -> Result<()> {
     Ok(())
 }
 
+/// A finished file or folder, and its place.
+struct Made {
+    from: PathBuf,
+    to: PathBuf,
+}
+
 struct Plan<'a> {
     platform: &'a Platform,
     home: PathBuf,
@@ -151,15 +157,13 @@ impl<'a> Plan<'a> {
                 State::Never | State::Inputs => true,
             })
             .collect();
-        if !stale.is_empty() {
-            // While parts are being replaced, no build may use them.
-            store::remove_if_there(&self.config_path())?;
-        }
         for step in stale {
             match step {
-                0 => ui::step(&format!("MLX {MLX} (wheel)"), |at| self.make(step, |this| this.mlx(scratch, at)))?,
-                1 => ui::step("mlx-c (compiling)", |at| self.make(step, |this| this.mlx_c(scratch, at)))?,
-                _ => ui::step("bindings of mlx-c (libclang, bindgen)", |at| self.make(step, |this| this.bindings(scratch, at)))?,
+                0 => ui::step(&format!("MLX {MLX} (wheel)"), |at| self.make(step, scratch, |this| this.mlx(scratch, at)))?,
+                1 => ui::step("mlx-c (compiling)", |at| self.make(step, scratch, |this| this.mlx_c(scratch, at)))?,
+                _ => ui::step("bindings of mlx-c (libclang, bindgen)", |at| {
+                    self.make(step, scratch, |this| this.bindings(scratch, at))
+                })?,
             }
         }
         if !blas::is_linked(&self.libs(), self.openblas.as_deref()) {
@@ -169,23 +173,29 @@ impl<'a> Plan<'a> {
         store::write_whole(&self.config_path(), self.config.as_bytes())
     }
 
-    /// The stamp goes first and comes back last, so that a step which was stopped in between has none.
-    fn make(&self, step: usize, work: impl FnOnce(&Self) -> Result<Vec<PathBuf>>) -> Result<()> {
+    /// `work` makes everything in the scratch folder: a step that fails leaves what was there before. Then configuration
+    /// and stamp go first and come back last, so that no build uses a part that is just being replaced.
+    fn make(&self, step: usize, scratch: &Scratch, work: impl FnOnce(&Self) -> Result<Vec<Made>>) -> Result<()> {
+        let made = work(self)?;
+        store::remove_if_there(&self.config_path())?;
         self.stamps.remove(STEPS[step])?;
-        let outputs = work(self)?;
+        for Made { from, to } in &made {
+            scratch.place(from, to)?;
+        }
+        let outputs: Vec<PathBuf> = made.into_iter().map(|made| made.to).collect();
         self.stamps.write(STEPS[step], &self.keys[step], &outputs)
     }
 
-    fn mlx(&self, scratch: &Scratch, step: &Step) -> Result<Vec<PathBuf>> {
+    fn mlx(&self, scratch: &Scratch, step: &Step) -> Result<Vec<Made>> {
         let unpacked = self.platform.mlx.unpacked(scratch, step)?;
         blas::keep_references(&unpacked.join("mlx_cpu.libs"))?;
-        let outputs = vec![self.home.join("mlx"), self.libs()];
-        scratch.place(&unpacked.join("mlx"), &outputs[0])?;
-        scratch.place(&unpacked.join("mlx_cpu.libs"), &outputs[1])?;
-        Ok(outputs)
+        Ok(vec![
+            Made { from: unpacked.join("mlx"), to: self.home.join("mlx") },
+            Made { from: unpacked.join("mlx_cpu.libs"), to: self.libs() },
+        ])
     }
 
-    fn mlx_c(&self, scratch: &Scratch, step: &Step) -> Result<Vec<PathBuf>> {
+    fn mlx_c(&self, scratch: &Scratch, step: &Step) -> Result<Vec<Made>> {
         let root = mlx_c_source(self.platform.triple, step)?;
         let folder = scratch.folder("mlx-c")?;
         let sources = sources_of(&root.join("mlx/c"))?;
@@ -218,13 +228,13 @@ impl<'a> Plan<'a> {
         let machcompat = folder.join("libmachcompat.a");
         capture(proc::tool("AR", "ar").arg("rcs").arg(&machcompat).arg(&object), |_| ())?;
 
-        let outputs = vec![self.home.join("lib/libmlxc.a"), self.home.join("lib/libmachcompat.a")];
-        scratch.place(&mlxc, &outputs[0])?;
-        scratch.place(&machcompat, &outputs[1])?;
-        Ok(outputs)
+        Ok(vec![
+            Made { from: mlxc, to: self.home.join("lib/libmlxc.a") },
+            Made { from: machcompat, to: self.home.join("lib/libmachcompat.a") },
+        ])
     }
 
-    fn bindings(&self, scratch: &Scratch, step: &Step) -> Result<Vec<PathBuf>> {
+    fn bindings(&self, scratch: &Scratch, step: &Step) -> Result<Vec<Made>> {
         let root = mlx_c_source(self.platform.triple, step)?;
         let unpacked = self.platform.libclang.unpacked(scratch, step)?;
         let libclang = find_file(&unpacked, "libclang.so").ok_or_else(|| Error::new("the wheel holds no libclang.so"))?;
@@ -245,10 +255,8 @@ impl<'a> Plan<'a> {
         bindgen.arg(&made).arg(&root).args(["-isystem", builtin.trim(), "-include"]).arg(compat());
         bindgen.env("LIBCLANG_PATH", libclang);
         capture(&mut bindgen, |_| step.note("reading the headers"))?;
-        let output = self.home.join("out/bindings.rs");
-        scratch.place(&made, &output)?;
         fs::remove_dir_all(&build).at("remove", &build)?;
-        Ok(vec![output])
+        Ok(vec![Made { from: made, to: self.home.join("out/bindings.rs") }])
     }
 
     /// Links and runs a small program, every symbol bound: better here than in the user's first test.
@@ -414,7 +422,8 @@ fn cargo_config(triple: &str, home: &Path) -> Result<String> {
          rustc-link-search = [{}, {}]\n\
          rustc-link-lib = [\"static=mlxc\", \"static=machcompat\", \"dylib=mlx\", \"dylib=stdc++\"]\n\
          rustc-env = {{ OUT_DIR = {} }}\n\
-         [target.{triple}]\n\
+         # The alias `cargo xtask` sets hob_xtask: xtask needs no MLX.\n\
+         [target.'cfg(all(target_os = \"linux\", not(hob_xtask)))']\n\
          rustflags = [\"-Clink-arg=-Xlinker\", \"-Clink-arg=-rpath\", \"-Clink-arg=-Xlinker\", {}]\n",
         prefixed("native=", &lib)?,
         prefixed("native=", &mlx)?,
