@@ -25,6 +25,8 @@ mod from_hf;
 mod pipeline;
 mod pre;
 #[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
 mod tests;
 
 pub(crate) use from_hf::{read_json, read_text};
