@@ -165,7 +165,7 @@ pub struct ChatPrompt {
 
 struct Inner {
     source: PathBuf,
-    templates: Vec<(String, String)>,
+    templates: Named,
     env: Environment<'static>,
     tokenizer: Tokenizer,
     /// Whether the template shows a content given as a string, and not only one given as a list.
@@ -182,8 +182,11 @@ impl std::fmt::Debug for ChatTemplate {
     }
 }
 
+/// Templates and their names.
+type Named = Vec<(String, String)>;
+
 /// The named templates of a directory: `chat_template.jinja`, else `chat_template.json`, else `tokenizer_config.json`.
-fn templates_of_dir(dir: &Path, tokenizer_config: &Map<String, Value>) -> Result<Option<(PathBuf, Vec<(String, String)>)>> {
+fn templates_of_dir(dir: &Path, tokenizer_config: &Map<String, Value>) -> Result<Option<(PathBuf, Named)>> {
     let path = dir.join("chat_template.jinja");
     match read_text(&path, MAX_TEMPLATE) {
         Ok(text) => return Ok(Some((path, vec![("default".to_owned(), text)]))),
@@ -204,7 +207,7 @@ fn templates_of_dir(dir: &Path, tokenizer_config: &Map<String, Value>) -> Result
 }
 
 /// A template given as a string or as a list of `{name, template}`.
-fn named_templates(value: &Value, path: &Path) -> Result<Vec<(String, String)>> {
+fn named_templates(value: &Value, path: &Path) -> Result<Named> {
     let bad = || Error::bad_model(path, "chat_template", "neither a string nor a list of {name, template}");
     match value {
         Value::String(text) => Ok(vec![("default".to_owned(), text.clone())]),
@@ -274,7 +277,7 @@ impl ChatTemplate {
         Self::build(&self.0.source, self.0.templates.clone(), &self.0.tokenizer, Arc::new(clock))
     }
 
-    fn build(source: &Path, templates: Vec<(String, String)>, tokenizer: &Tokenizer, clock: Clock) -> Result<Self> {
+    fn build(source: &Path, templates: Named, tokenizer: &Tokenizer, clock: Clock) -> Result<Self> {
         guard(source, || {
             let mut env = env::environment(clock).map_err(|error| Error::internal("the template engine").with_source(error))?;
             for (name, text) in &templates {
@@ -338,9 +341,10 @@ impl ChatTemplate {
             let (text, places) = marks.undo(&inner.render(messages, options, Some(&marks))?);
             let mut encoding = inner.tokenizer.encode_marked(&text, Untrusted::At(&places), false)?;
             // A token that the template spells out is not there as BOS, even if the model uses it as one.
-            let bos = inner.tokenizer.bos_id().filter(|id| {
-                inner.tokenizer.id_to_token(*id).is_some_and(|text| !template.contains(&text))
-            });
+            let bos = inner
+                .tokenizer
+                .bos_id()
+                .filter(|id| inner.tokenizer.id_to_token(*id).is_some_and(|text| !template.contains(&text)));
             if encoding.ids.len() > 1 && encoding.ids[0] == encoding.ids[1] && Some(encoding.ids[0]) == bos {
                 encoding.ids.remove(0);
                 encoding.type_ids.remove(0);

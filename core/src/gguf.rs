@@ -637,7 +637,10 @@ impl<R: Read> Reader<'_, R> {
             4..=6 => 4,
             8 | 10..=12 => 8,
             9 => {
-                return Err(Error::unsupported(format!("{}: {key}: an array of arrays; no known model has one", self.path.display())));
+                return Err(Error::unsupported(format!(
+                    "{}: {key}: an array of arrays; no known model has one",
+                    self.path.display()
+                )));
             }
             other => return Err(self.bad(key, format!("unknown element type {other}"))),
         };

@@ -40,11 +40,7 @@ const MAX_TAG: usize = 64;
 
 impl Marks {
     /// Marks for the edges of `protected` tokens (text, whether special) that occur in none of the values nor in `source`.
-    pub(super) fn new<'a>(
-        protected: impl Iterator<Item = (&'a str, bool)>,
-        source: &str,
-        values: &[&Value],
-    ) -> Result<Self> {
+    pub(super) fn new<'a>(protected: impl Iterator<Item = (&'a str, bool)>, source: &str, values: &[&Value]) -> Result<Self> {
         let mut edges = BTreeSet::new();
         let (mut structural, mut specials) = (Vec::new(), Vec::new());
         for (text, special) in protected {

@@ -1,3 +1,5 @@
+#![allow(clippy::unwrap_used)]
+
 use std::time::{Duration, UNIX_EPOCH};
 
 use proptest::prelude::*;
@@ -167,10 +169,13 @@ fn there_is_one_bos() {
 #[test]
 fn a_list_of_text_parts_renders_like_the_text() {
     // E9, for templates that take strings, lists, or both.
-    let lists = "{% for m in messages %}{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}{% endfor %}";
+    let lists =
+        "{% for m in messages %}{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}{% endfor %}";
     let both = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}{% endfor %}";
-    let parts: Vec<Message> =
-        Message::list_from_json(r#"[{"role": "user", "content": [{"type": "text", "text": "a<b"}, {"type": "text", "text": "c"}]}]"#).unwrap();
+    let parts: Vec<Message> = Message::list_from_json(
+        r#"[{"role": "user", "content": [{"type": "text", "text": "a<b"}, {"type": "text", "text": "c"}]}]"#,
+    )
+    .unwrap();
     for text in [CHATML, lists, both] {
         let template = template(text);
         let options = RenderOptions::default();
@@ -223,7 +228,12 @@ fn a_refusal_is_told_in_the_templates_own_words() {
     let error = render("{{ raise_exception(messages[0].content) }}", &[Message::user("kumquat")]).unwrap_err();
     assert!(error.kind() == ErrorKind::InvalidArgument && !error.full_message().contains("kumquat"), "{error}");
     // Other failures say where, not on what.
-    for text in ["{{ messages[0].content + 1 }}", "{{ messages[0].content | int }}", "{{ messages[0].content.kumquats() }}", "{{ messages[9].role }}"] {
+    for text in [
+        "{{ messages[0].content + 1 }}",
+        "{{ messages[0].content | int }}",
+        "{{ messages[0].content.kumquats() }}",
+        "{{ messages[9].role }}",
+    ] {
         match render(text, &[Message::user("kumquat")]) {
             Err(error) => {
                 assert!(matches!(error.kind(), ErrorKind::InvalidArgument | ErrorKind::Unsupported), "{error}");
@@ -250,7 +260,10 @@ fn hostile_templates_are_stopped() {
     ] {
         let start = std::time::Instant::now();
         let error = render(text, &hi()).unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::BadModel | ErrorKind::InvalidArgument | ErrorKind::Unsupported), "{text}: {error}");
+        assert!(
+            matches!(error.kind(), ErrorKind::BadModel | ErrorKind::InvalidArgument | ErrorKind::Unsupported),
+            "{text}: {error}"
+        );
         assert!(start.elapsed().as_secs() < 30, "{text}");
     }
     for text in ["{% if %}", "{{ ", "{% for x in %}", "{{ 1 | | }}", &"{% if true %}".repeat(5000), &"(".repeat(100_000)] {
@@ -270,7 +283,10 @@ fn templates_are_found_where_they_are_kept() {
     let load = || ChatTemplate::from_dir(dir.path(), &tokenizer());
     let error = load().unwrap_err();
     assert!(error.kind() == ErrorKind::Unsupported && error.message().contains("chat_template.jinja"), "{error}");
-    write("tokenizer_config.json", r#"{"chat_template": [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]}"#);
+    write(
+        "tokenizer_config.json",
+        r#"{"chat_template": [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]}"#,
+    );
     let template = load().unwrap();
     let tools = RenderOptions { tools: Some(json!([])), ..RenderOptions::default() };
     assert_eq!(template.render(&hi(), &RenderOptions::default()).unwrap(), "D");

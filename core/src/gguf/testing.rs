@@ -1,4 +1,5 @@
 //! Writes small GGUF files for tests.
+#![allow(clippy::unwrap_used)]
 
 use super::{GgufArray, GgufValue};
 

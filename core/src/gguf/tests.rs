@@ -1,3 +1,5 @@
+#![allow(clippy::unwrap_used)]
+
 use super::testing::{GgufBuilder, text};
 use super::*;
 use crate::error::ErrorKind;

@@ -1,3 +1,5 @@
+#![allow(clippy::unwrap_used)]
+
 use proptest::prelude::*;
 
 use super::*;
@@ -161,12 +163,11 @@ fn logprobs_come_from_the_raw_logits() {
     let logits = [1000.0, 1001.0, 1001.0, -5000.0, f32::NEG_INFINITY];
     let all = logprobs(&logits, 3, 10).unwrap();
     let p = softmax(&logits, 1.0);
-    assert_eq!(all.top.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1, 2, 0, 3, 4]);
+    assert_eq!(all.top.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1, 2, 0, 3]);
     for (id, logprob) in &all.top[..3] {
         assert!((f64::from(*logprob) - p[*id as usize].ln()).abs() < 1e-6);
     }
     assert!((all.logprob + 6001.86).abs() < 0.01);
-    assert!(all.top[4].1 == f32::NEG_INFINITY);
     assert_eq!(logprobs(&logits, 0, 0).unwrap().top, []);
     assert_eq!(logprobs(&logits, 0, 2).unwrap().top.len(), 2);
 }
@@ -205,18 +206,26 @@ proptest! {
 
     #[test]
     fn top_p_keeps_the_smallest_set(logits in prop::collection::vec(-8.0_f32..8.0, 1..400), top_p in 0.01_f64..0.999) {
-        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let weight = |logit: f32| f64::from(logit - max).exp();
-        let likelier = |a: &(u32, f32), b: &(u32, f32)| descending(a.1, b.1).then(a.0.cmp(&b.0));
-        let mut kept: Vec<(u32, f32)> = (0_u32..).zip(logits.iter().copied()).collect();
-        let total: f64 = kept.iter().map(|(_, logit)| weight(*logit)).sum();
-        keep_top_p(&mut kept, top_p, weight, likelier);
-        let sum: f64 = kept.iter().map(|(_, logit)| weight(*logit)).sum();
-        prop_assert!(sum >= (top_p - 1e-9) * total, "enough");
-        let last = kept.iter().map(|(_, logit)| weight(*logit)).fold(f64::INFINITY, f64::min);
-        prop_assert!(sum - last < (top_p + 1e-9) * total, "not one too many");
-        let least = kept.iter().map(|(_, logit)| *logit).fold(f32::INFINITY, f32::min);
-        prop_assert!((0_u32..).zip(&logits).all(|(id, logit)| *logit <= least || kept.iter().any(|(kept, _)| *kept == id)));
+        let mut kept: Vec<(u32, f64)> = (0_u32..).zip(softmax(&logits, 1.0)).collect();
+        let all = kept.clone();
+        keep_top_p(&mut kept, top_p);
+        let sum: f64 = kept.iter().map(|(_, weight)| weight).sum();
+        prop_assert!(sum >= top_p - 1e-9, "enough");
+        let least = kept.iter().map(|(_, weight)| *weight).fold(f64::INFINITY, f64::min);
+        prop_assert!(sum - least < top_p + 1e-9, "not one too many");
+        prop_assert!(all.iter().all(|token| token.1 <= least || kept.contains(token)), "none likelier is left out");
+    }
+
+    #[test]
+    fn top_k_keeps_the_likeliest(logits in prop::collection::vec((-4_i16..4).prop_map(f32::from), 1..400), count in 0_usize..300) {
+        let mut kept = Vec::new();
+        keep_top_k(&logits, count, &mut kept);
+        kept.sort_unstable_by_key(|(id, _)| *id);
+        let mut order: Vec<u32> = (0..u32::try_from(logits.len()).unwrap()).collect();
+        order.sort_by(|a, b| descending(logits[*a as usize], logits[*b as usize]));
+        order.truncate(count);
+        order.sort_unstable();
+        prop_assert_eq!(kept.iter().map(|(id, _)| *id).collect::<Vec<_>>(), order);
     }
 
     #[test]

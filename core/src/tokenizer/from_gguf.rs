@@ -150,8 +150,7 @@ pub(super) fn load(header: &GgufHeader) -> Result<Parts> {
         eos_ids.extend(end_of_turn_ids(&built.inner, template));
     }
     let named = [("bos_token", roles.bos), ("eos_token", roles.eos), ("unk_token", roles.unk), ("pad_token", roles.pad)];
-    let role_texts =
-        named.into_iter().filter_map(|(name, id)| Some((name.to_owned(), text_of(id?).to_owned()))).collect();
+    let role_texts = named.into_iter().filter_map(|(name, id)| Some((name.to_owned(), text_of(id?).to_owned()))).collect();
     Ok(Parts { source: path.to_path_buf(), inner: built.inner, roles, eos_ids, max_length: None, role_texts })
 }
 

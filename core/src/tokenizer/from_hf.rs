@@ -23,9 +23,7 @@ pub(crate) fn read_text(path: &Path, limit: u64) -> Result<String> {
     match file.take(limit + 1).read_to_string(&mut text) {
         Ok(read) if read as u64 > limit => Err(Error::bad_model(path, "file", format!("larger than {limit} bytes"))),
         Ok(_) => Ok(text),
-        Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
-            Err(Error::bad_model(path, "file", "not valid UTF-8"))
-        }
+        Err(error) if error.kind() == std::io::ErrorKind::InvalidData => Err(Error::bad_model(path, "file", "not valid UTF-8")),
         Err(error) => Err(Error::io(path, error)),
     }
 }
@@ -134,8 +132,7 @@ pub(super) fn load(dir: &Path) -> Result<Parts> {
         }
         other => other?,
     };
-    let mut inner: tokenizers::Tokenizer =
-        text.parse().map_err(|error| bad(&path, "tokenizer", error))?;
+    let mut inner: tokenizers::Tokenizer = text.parse().map_err(|error| bad(&path, "tokenizer", error))?;
     let unigram_unk = match inner.get_model() {
         ModelWrapper::Unigram(_) => unigram_unk(&text),
         _ => None,
@@ -296,8 +293,7 @@ fn same_token(old: &AddedToken, new: &AddedToken) -> bool {
 }
 
 fn configured_token(entry: &Value, path: &Path, field: &str) -> Result<AddedToken> {
-    let content =
-        token_text(entry, path, field)?.ok_or_else(|| Error::bad_model(path, field, "a token without text content"))?;
+    let content = token_text(entry, path, field)?.ok_or_else(|| Error::bad_model(path, field, "a token without text content"))?;
     let flag = |name: &str, default: bool| entry.get(name).and_then(Value::as_bool).unwrap_or(default);
     let special = flag("special", false);
     Ok(AddedToken::from(content, special)

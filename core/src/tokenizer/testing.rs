@@ -1,4 +1,5 @@
 //! Tokenizers, models and texts for tests.
+#![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 
@@ -62,7 +63,8 @@ pub(crate) fn sentence_piece_gguf() -> GgufBuilder {
     let mut types = vec![2_u64, 3, 3];
     tokens.extend((0..256).map(|byte| format!("<0x{byte:02X}>")));
     types.extend([6; 256]);
-    for text in ["▁t", "he", "▁the", "in", "▁in", "▁▁", "</", "s>", "▁", "t", "h", "e", "i", "n", "s", "<", "/", ">", "é"] {
+    for text in ["▁t", "he", "▁the", "in", "▁in", "▁▁", "</", "s>", "▁", "t", "h", "e", "i", "n", "s", "<", "/", ">", "é"]
+    {
         tokens.push(text.to_owned());
         types.push(1);
     }

@@ -1,8 +1,8 @@
+#![allow(clippy::unwrap_used)]
+
 use serde_json::json;
 
-use super::testing::{
-    ODD_TEXTS, byte_level_gguf, from_files, from_gguf, from_json, golden, minilm, sentence_piece_gguf, smollm2,
-};
+use super::testing::{ODD_TEXTS, byte_level_gguf, from_files, from_gguf, from_json, golden, minilm, sentence_piece_gguf, smollm2};
 use super::*;
 use crate::error::ErrorKind;
 use crate::gguf::testing::GgufBuilder;
@@ -30,9 +30,7 @@ fn unigram(extra: &[(&str, f64)]) -> Tokenizer {
         vocab.push(json!([piece, -5.0]));
     }
     vocab.extend(extra.iter().map(|(piece, score)| json!([piece, score])));
-    let special = |id: u32, content: &str| {
-        json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true})
-    };
+    let special = |id: u32, content: &str| json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true});
     from_json(&json!({
         "version": "1.0", "truncation": null, "padding": null,
         "added_tokens": [special(0, "<s>"), special(1, "<pad>"), special(2, "</s>"), special(3, "<unk>")],
@@ -186,11 +184,20 @@ fn truncation_and_padding_of_the_file_are_off() {
 #[test]
 fn damaged_files_are_typed_and_panics_do_not_escape() {
     for text in [
-        "", "{}", "[]", "nonsense", r#"{"model": {}}"#, "{\"version\": \"1.0\", \"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0}, \"merges\": [\"a b\"]}}",
+        "",
+        "{}",
+        "[]",
+        "nonsense",
+        r#"{"model": {}}"#,
+        "{\"version\": \"1.0\", \"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0}, \"merges\": [\"a b\"]}}",
         // The crate's builder runs over the end of a buffer on this one.
         r#"{"version":"1.0","added_tokens":[],"normalizer":null,"pre_tokenizer":null,"post_processor":null,"decoder":null,"model":{"type":"BPE","dropout":null,"unk_token":null,"continuing_subword_prefix":"@@@@","end_of_word_suffix":null,"fuse_unk":false,"vocab":{"a":0,"b":1},"merges":["a b"]}}"#,
         // Two thousand nested normalisers.
-        &format!(r#"{{"version":"1.0","normalizer":{}{}}}"#, r#"{"type":"Sequence","normalizers":["#.repeat(2000), "]}".repeat(2000)),
+        &format!(
+            r#"{{"version":"1.0","normalizer":{}{}}}"#,
+            r#"{"type":"Sequence","normalizers":["#.repeat(2000),
+            "]}".repeat(2000)
+        ),
     ] {
         let error = from_files(&[("tokenizer.json", text)]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::BadModel, "{error}");
@@ -222,10 +229,9 @@ fn gguf_vocabularies_that_make_no_sense_are_typed() {
         (base().strings("tokenizer.ggml.merges", &[""]), "merges"),
         (base().strings("tokenizer.ggml.merges", &["a b"]).u32("tokenizer.ggml.bos_token_id", 3), "bos_token_id"),
         (
-            base().strings("tokenizer.ggml.merges", &["a b"]).set(
-                "tokenizer.ggml.token_type",
-                GgufValue::Array(GgufArray::Unsigned(vec![1])),
-            ),
+            base()
+                .strings("tokenizer.ggml.merges", &["a b"])
+                .set("tokenizer.ggml.token_type", GgufValue::Array(GgufArray::Unsigned(vec![1]))),
             "token_type",
         ),
         (GgufBuilder::new().string("tokenizer.ggml.model", "gpt2"), "tokens"),
@@ -253,8 +259,23 @@ fn gguf_vocabularies_that_make_no_sense_are_typed() {
 #[test]
 fn every_known_pre_tokenizer_compiles_and_keeps_the_text() {
     let names = [
-        "default", "gpt-2", "roberta-bpe", "smollm", "falcon", "llama-bpe", "glm4", "dbrx", "qwen2", "stablelm2", "qwen35",
-        "tekken", "gpt-4o", "deepseek-llm", "deepseek-coder", "deepseek-v3", "deepseek-r1-qwen",
+        "default",
+        "gpt-2",
+        "roberta-bpe",
+        "smollm",
+        "falcon",
+        "llama-bpe",
+        "glm4",
+        "dbrx",
+        "qwen2",
+        "stablelm2",
+        "qwen35",
+        "tekken",
+        "gpt-4o",
+        "deepseek-llm",
+        "deepseek-coder",
+        "deepseek-v3",
+        "deepseek-r1-qwen",
     ];
     let letters = super::testing::byte_letters();
     let tokens: Vec<&str> = letters.iter().map(String::as_str).collect();
