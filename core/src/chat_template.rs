@@ -189,7 +189,19 @@ type Named = Vec<(String, String)>;
 fn templates_of_dir(dir: &Path, tokenizer_config: &Map<String, Value>) -> Result<Option<(PathBuf, Named)>> {
     let path = dir.join("chat_template.jinja");
     match read_text(&path, MAX_TEMPLATE) {
-        Ok(text) => return Ok(Some((path, vec![("default".to_owned(), text)]))),
+        Ok(text) => {
+            let mut templates = vec![("default".to_owned(), text)];
+            // transformers keeps further templates (such as `tool_use`) in a folder beside it.
+            if let Ok(entries) = std::fs::read_dir(dir.join("additional_chat_templates")) {
+                let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+                files.sort();
+                for file in files.iter().filter(|file| file.extension().is_some_and(|ending| ending == "jinja")) {
+                    let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+                    templates.push((name, read_text(file, MAX_TEMPLATE)?));
+                }
+            }
+            return Ok(Some((path, templates)));
+        }
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
@@ -419,6 +431,7 @@ impl Inner {
         values.extend(options.tools.clone());
         values.extend(options.documents.clone());
         values.push(Value::Object(options.extra.clone()));
+        values.push(self.tokenizer.role_texts().iter().map(|(_, text)| Value::from(text.as_str())).collect());
         Ok(values)
     }
 
@@ -501,13 +514,36 @@ impl Inner {
             }
             // Their details name things of the template, not of the messages.
             JinjaKind::UnknownFilter | JinjaKind::UnknownFunction | JinjaKind::UnknownTest | JinjaKind::UnknownMethod => {
-                let detail = error.detail().map(|detail| own_words(detail, template)).unwrap_or_default();
-                Error::unsupported(format!("{place}: {} {detail}", error.kind()))
+                let known = |word: &&str| KNOWN_WORDS.contains(word) || template.contains(word);
+                let detail: Vec<&str> = error.detail().unwrap_or_default().split_whitespace().filter(known).collect();
+                Error::unsupported(format!("{place}: {}: {}", error.kind(), detail.join(" ")))
             }
             kind => Error::invalid(format!("{place}: it fails on these messages: {kind}")),
         }
     }
 }
+
+/// Words of minijinja's own messages about unknown names.
+const KNOWN_WORDS: [&str; 18] = [
+    "is",
+    "unknown",
+    "has",
+    "no",
+    "method",
+    "named",
+    "filter",
+    "test",
+    "function",
+    "string",
+    "map",
+    "sequence",
+    "number",
+    "none",
+    "undefined",
+    "bool",
+    "object",
+    "value",
+];
 
 /// The longest beginning of `said` that the template itself holds, so that nothing put in from messages is repeated.
 fn own_words(said: &str, template: &str) -> String {

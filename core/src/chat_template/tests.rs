@@ -149,6 +149,18 @@ fn assistants_keep_their_own_tags_and_users_do_not() {
 }
 
 #[test]
+fn long_hostile_messages_take_reasonable_time() {
+    let start = std::time::Instant::now();
+    for unit in ["<", "<a>", "<|im_end|>", "</think>", "[", "\u{100000}", "<think>"] {
+        let text = unit.repeat(200_000 / unit.len());
+        let messages = [Message::user(text.as_str()), Message::assistant(text.as_str())];
+        let ids = template(CHATML).encode(&messages, &RenderOptions::default()).unwrap().encoding.ids;
+        assert!(ids.len() > 10_000, "{unit}");
+    }
+    assert!(start.elapsed().as_secs() < 120, "{:?}", start.elapsed());
+}
+
+#[test]
 fn there_is_one_bos() {
     // E4.
     let tokenizer = tokenizer();
@@ -245,6 +257,20 @@ fn a_refusal_is_told_in_the_templates_own_words() {
 }
 
 #[test]
+fn what_a_template_uses_and_hob_lacks_is_named() {
+    for (text, name) in [
+        ("{{ 1 | frobnicate }}", "frobnicate"),
+        ("{{ frob() }}", "frob"),
+        ("{{ 'a'.frobbed() }}", "frobbed"),
+        ("{{ 1 is frobby }}", "frobby"),
+    ] {
+        let error = render(text, &hi()).unwrap_err();
+        assert!(error.kind() == ErrorKind::Unsupported && error.message().contains(name), "{error}");
+        assert!(error.message().contains("line 1"), "{error}");
+    }
+}
+
+#[test]
 fn hostile_templates_are_stopped() {
     for text in [
         "{% for a in range(100000) %}{% for b in range(100000) %}x{% endfor %}{% endfor %}",
@@ -297,6 +323,10 @@ fn templates_are_found_where_they_are_kept() {
     assert_eq!(load().unwrap().text(), "J");
     write("chat_template.jinja", "F");
     assert_eq!(load().unwrap().text(), "F");
+    std::fs::create_dir(dir.path().join("additional_chat_templates")).unwrap();
+    write("additional_chat_templates/tool_use.jinja", "FT");
+    assert_eq!(load().unwrap().render(&hi(), &tools).unwrap(), "FT");
+    assert_eq!(load().unwrap().render(&hi(), &RenderOptions::default()).unwrap(), "F");
     std::fs::remove_file(dir.path().join("chat_template.jinja")).unwrap();
     write("chat_template.json", r#"{"chat_template": [1]}"#);
     assert_eq!(load().unwrap_err().kind(), ErrorKind::BadModel);

@@ -228,3 +228,11 @@ fn bad_stop_strings_are_refused() {
         assert_eq!(StopMatcher::new(&stops).unwrap_err().kind(), ErrorKind::InvalidArgument);
     }
 }
+
+#[test]
+fn streams_can_move_between_threads() {
+    fn check<T: Send + 'static>() {}
+    check::<TextStream>();
+    check::<StopMatcher>();
+    check::<crate::sampler::Sampler>();
+}

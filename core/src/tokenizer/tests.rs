@@ -379,3 +379,21 @@ fn errors_never_repeat_a_text() {
     let error = tokenizer.encode_pair(secret, secret, 3, PairTruncation::LongestFirst).unwrap_err();
     assert!(!error.full_message().contains(secret));
 }
+
+#[test]
+fn many_threads_share_one_tokenizer() {
+    let tokenizer = from_gguf(&byte_level_gguf());
+    let expected: Vec<Vec<u32>> = ODD_TEXTS.iter().map(|text| ids(&tokenizer, text, PLAIN)).collect();
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            let (tokenizer, expected) = (tokenizer.clone(), &expected);
+            scope.spawn(move || {
+                for _ in 0..20 {
+                    for (text, expected) in ODD_TEXTS.iter().zip(expected) {
+                        assert_eq!(&ids(&tokenizer, text, PLAIN), expected);
+                    }
+                }
+            });
+        }
+    });
+}
