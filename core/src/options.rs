@@ -26,15 +26,7 @@ pub struct SamplingOptions {
 
 impl Default for SamplingOptions {
     fn default() -> Self {
-        Self {
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            repetition_window: 64,
-            seed: None,
-        }
+        Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0, repetition_window: 64, seed: None }
     }
 }
 
@@ -60,7 +52,12 @@ impl SamplingOptions {
         within("temperature", self.temperature, "[0, 100]", (0.0..=100.0).contains(&self.temperature))?;
         within("top_p", self.top_p, "(0, 1]", self.top_p > 0.0 && self.top_p <= 1.0)?;
         within("min_p", self.min_p, "[0, 1]", (0.0..=1.0).contains(&self.min_p))?;
-        within("repetition_penalty", self.repetition_penalty, "(0, 10]", self.repetition_penalty > 0.0 && self.repetition_penalty <= 10.0)
+        within(
+            "repetition_penalty",
+            self.repetition_penalty,
+            "(0, 10]",
+            self.repetition_penalty > 0.0 && self.repetition_penalty <= 10.0,
+        )
     }
 }
 
@@ -73,4 +70,6 @@ pub enum Truncate {
     Error,
     /// Cut at the end and report how many tokens were dropped.
     End,
+    /// Cut at the start and report how many tokens were dropped. For prompts only.
+    Start,
 }

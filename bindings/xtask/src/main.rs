@@ -1,1 +1,111 @@
-fn main() {}
+//! `cargo xtask VERB`: the one door to Hob's repository, for people and for CI.
+
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]
+
+mod bench;
+mod check;
+mod demo;
+mod error;
+mod models;
+mod paths;
+mod proc;
+mod setup;
+mod stamp;
+mod store;
+mod suites;
+mod tally;
+mod ui;
+mod wheel;
+mod workspace;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+
+use crate::error::Result;
+
+#[derive(Parser)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    about = "The one door to Hob's repository, for people and for CI",
+    max_term_width = 110
+)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Bring the native parts that cargo needs, into target/native (Linux); check for the tools (macOS)
+    Setup,
+    /// Bring two small real models into target/models
+    Models {
+        /// Folder of a reranker, used in place [default: $HOB_RERANKER, else ../shared/models/reranker-minilm-debian]
+        #[arg(long)]
+        reranker: Option<PathBuf>,
+    },
+    /// Set everything up, then run Hob's main job on the real models
+    Demo {
+        /// Folder of a reranker [default: as for `models`]
+        #[arg(long)]
+        reranker: Option<PathBuf>,
+        /// Handed to the demo program
+        #[arg(last = true)]
+        extra: Vec<String>,
+    },
+    /// Set everything up, then run every test suite
+    Test {
+        /// Only this suite
+        #[arg(long)]
+        suite: Option<String>,
+        /// Handed to the suite's command (for cargo: options, or part of a test's name)
+        #[arg(last = true)]
+        extra: Vec<String>,
+    },
+    /// Format, lints, documentation, file lengths, generated files: fail on any difference
+    Check,
+    /// Measure: core's own benchmarks, then Hob beside other stacks, printed as ratios
+    Bench {
+        /// Only this one: criterion or peers
+        #[arg(long)]
+        only: Option<String>,
+        /// Rounds of the comparison with peers
+        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+        rounds: u32,
+        /// Handed to the one named by --only
+        #[arg(last = true, requires = "only")]
+        extra: Vec<String>,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().verb) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(verb: Verb) -> Result<()> {
+    match verb {
+        Verb::Setup => setup::ensure(),
+        Verb::Demo { reranker, extra } => demo::run(reranker.as_deref(), &extra),
+        Verb::Test { suite, extra } => suites::run(suite.as_deref(), &extra),
+        Verb::Check => check::run(),
+        Verb::Bench { only, rounds, extra } => bench::run(&bench::Options { only, rounds, extra }),
+        Verb::Models { reranker } => {
+            let places = models::ensure(reranker.as_deref())?;
+            println!("chat      {}", places.chat.display());
+            println!("embedder  {}", places.embedder.display());
+            match places.reranker {
+                Some(path) => println!("reranker  {}", path.display()),
+                None => println!("reranker  none (--reranker or HOB_RERANKER names one)"),
+            }
+            Ok(())
+        }
+    }
+}

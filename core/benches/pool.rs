@@ -1,0 +1,2 @@
+//! The pool's speed.
+fn main() {}

@@ -1,0 +1,336 @@
+//! A scripted device: models that take any number of bytes, answer what they are told to, and fail or block on demand.
+//!
+//! Everything above the owner thread runs on it unchanged and without MLX, so a host can test its own handling of errors, of
+//! cancelled streams and of a full pool. Blocking is by gates, never by time: a test needs no sleep.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::engine::backend::{Advance, Backend, Chooser, Loaded, Row, Slot, TokenBatch};
+use crate::chat_template::ChatTemplate;
+use crate::engine::DeviceInfo;
+use crate::error::{Error, ErrorKind, Result};
+use crate::model::{Estimate, ModelKind, ModelSpec, ScoreHead, SpecSource, Text};
+use crate::pool::MemoryReading;
+use crate::tokenizer::Tokenizer;
+
+/// Tokens are bytes; this one ends a turn.
+pub(crate) const END: u32 = 256;
+/// Bytes and the end token.
+pub(crate) const VOCABULARY: usize = 257;
+
+/// A place where a fake device can be told to fail or to wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Point {
+    /// Before a load does anything.
+    Load,
+    /// After a load's last progress report.
+    LoadEnd,
+    /// Before a prefill chunk or a token.
+    Step,
+    /// Before a batch of embeddings.
+    Embed,
+    /// Before a batch of pairs.
+    Rerank,
+    /// When a model is dropped.
+    Unload,
+    /// Before freed memory is returned.
+    Drain,
+}
+
+/// What happens at a [`Point`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// An error of this kind.
+    Error(ErrorKind),
+    /// A panic.
+    Panic,
+}
+
+/// A model of the fake device. Tokens are bytes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FakeModel {
+    /// The reference by which requests name it.
+    pub name: String,
+    /// What it is for.
+    pub kind: ModelKind,
+    /// Bytes it takes, estimated and real.
+    pub bytes: u64,
+    /// What a chat model answers, whatever it is asked.
+    pub reply: String,
+    /// Tokens it can attend to.
+    pub context: usize,
+    /// Width of an embedder's vectors.
+    pub dimensions: usize,
+}
+
+impl FakeModel {
+    /// A model that answers `Hello!`, with 4,096 tokens of context and vectors of 8 numbers.
+    #[must_use]
+    pub fn new(name: &str, kind: ModelKind, bytes: u64) -> Self {
+        Self { name: name.to_owned(), kind, bytes, reply: "Hello!".to_owned(), context: 4096, dimensions: 8 }
+    }
+
+    pub(crate) fn spec(&self) -> ModelSpec {
+        ModelSpec {
+            id: self.name.clone(),
+            kind: self.kind,
+            family: "fake".to_owned(),
+            vocabulary: VOCABULARY,
+            context: self.context,
+            max_input: self.context,
+            estimate: Estimate { weights: self.bytes, kv_cache: 0, working: 0 },
+            quantization: None,
+            prompts: [("query".to_owned(), "query: ".to_owned())].into(),
+            default_prompt: None,
+            score_head: ScoreHead::Sigmoid,
+            source: SpecSource::Fake(self.clone()),
+        }
+    }
+}
+
+/// The text side of every fake model: each byte is a token, and a template of one line per message.
+pub(crate) fn text() -> Result<Text> {
+    let tokenizer = Tokenizer::bytes(END)?;
+    let template = ChatTemplate::from_text(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}",
+        &tokenizer,
+    )?;
+    Ok(Text { tokenizer, template: Some(template) })
+}
+
+#[derive(Debug, Default)]
+struct Controls {
+    models: Vec<FakeModel>,
+    faults: HashMap<Point, Vec<Fault>>,
+    held: HashSet<Point>,
+    waiting: HashSet<Point>,
+    reached: HashMap<Point, u64>,
+    active: u64,
+    cache: u64,
+    peak: u64,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    controls: Mutex<Controls>,
+    changed: Condvar,
+}
+
+/// The test's hand on a fake device; clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct FakeDevice {
+    shared: Arc<Shared>,
+}
+
+impl FakeDevice {
+    /// A device that knows these models.
+    #[must_use]
+    pub fn new(models: Vec<FakeModel>) -> Self {
+        let device = Self::default();
+        device.shared.controls.lock().models = models;
+        device
+    }
+
+    /// The next arrivals at `point` get `fault`, one each time this is called.
+    pub fn fail_next(&self, point: Point, fault: Fault) {
+        self.shared.controls.lock().faults.entry(point).or_default().push(fault);
+    }
+
+    /// Makes the device thread wait at `point` until [`release`](Self::release).
+    pub fn hold(&self, point: Point) {
+        self.shared.controls.lock().held.insert(point);
+    }
+
+    /// Lets the device thread go on from `point`.
+    pub fn release(&self, point: Point) {
+        self.shared.controls.lock().held.remove(&point);
+        self.shared.changed.notify_all();
+    }
+
+    /// Blocks until the device thread waits at a held `point`.
+    pub fn wait_until_held(&self, point: Point) {
+        let mut controls = self.shared.controls.lock();
+        while !controls.waiting.contains(&point) {
+            self.shared.changed.wait(&mut controls);
+        }
+    }
+
+    /// How often the device came to `point`.
+    #[must_use]
+    pub fn count(&self, point: Point) -> u64 {
+        self.shared.controls.lock().reached.get(&point).copied().unwrap_or(0)
+    }
+
+    /// The fake allocator's bytes, read directly.
+    #[must_use]
+    pub fn memory(&self) -> MemoryReading {
+        let controls = self.shared.controls.lock();
+        MemoryReading { active: controls.active, cache: controls.cache, peak: controls.peak, available: None }
+    }
+
+    pub(crate) fn find(&self, reference: &str) -> Result<ModelSpec> {
+        let controls = self.shared.controls.lock();
+        match controls.models.iter().find(|model| model.name == reference) {
+            Some(model) => Ok(model.spec()),
+            None => Err(Error::new(ErrorKind::NotFound, format!("{reference}: the fake device has no such model"))),
+        }
+    }
+
+    /// Counts the arrival, waits while held, then fails if told to.
+    fn at(&self, point: Point) -> Result<()> {
+        let mut controls = self.shared.controls.lock();
+        *controls.reached.entry(point).or_default() += 1;
+        while controls.held.contains(&point) {
+            controls.waiting.insert(point);
+            self.shared.changed.notify_all();
+            self.shared.changed.wait(&mut controls);
+        }
+        controls.waiting.remove(&point);
+        let faults = controls.faults.entry(point).or_default();
+        let fault = if faults.is_empty() { None } else { Some(faults.remove(0)) };
+        drop(controls);
+        match fault {
+            None => Ok(()),
+            Some(Fault::Error(kind)) => Err(Error::new(kind, format!("scripted failure at {point:?}"))),
+            #[allow(clippy::panic)] // the script asks for it
+            Some(Fault::Panic) => panic!("scripted panic at {point:?}"),
+        }
+    }
+}
+
+/// The fake's side on the owner thread.
+pub(crate) struct FakeBackend {
+    device: FakeDevice,
+    models: HashMap<Slot, FakeModel>,
+    rows: HashMap<Row, (Slot, usize)>,
+    last_id: u64,
+}
+
+impl FakeBackend {
+    pub(crate) fn new(device: FakeDevice) -> Self {
+        Self { device, models: HashMap::new(), rows: HashMap::new(), last_id: 0 }
+    }
+
+    fn id(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    fn model(&self, slot: Slot) -> Result<&FakeModel> {
+        self.models.get(&slot).ok_or_else(|| Error::new(ErrorKind::Closed, "the model was unloaded while the request was on its way"))
+    }
+}
+
+impl Backend for FakeBackend {
+    fn device(&self) -> DeviceInfo {
+        DeviceInfo { kind: "fake", name: "scripted".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned(), recommended_bytes: None }
+    }
+
+    fn memory(&self) -> MemoryReading {
+        self.device.memory()
+    }
+
+    fn drain(&mut self) -> Result<()> {
+        self.device.at(Point::Drain)?;
+        self.device.shared.controls.lock().cache = 0;
+        Ok(())
+    }
+
+    fn load(&mut self, spec: &ModelSpec, progress: &mut dyn FnMut(f32) -> Result<()>) -> Result<Loaded> {
+        let SpecSource::Fake(model) = &spec.source else { return Err(Error::internal("a real model on a fake device")) };
+        self.device.at(Point::Load)?;
+        for quarter in 0u8..=4 {
+            progress(f32::from(quarter) / 4.0)?;
+        }
+        self.device.at(Point::LoadEnd)?;
+        let slot = Slot(self.id());
+        self.models.insert(slot, model.clone());
+        let mut controls = self.device.shared.controls.lock();
+        controls.active += model.bytes;
+        controls.peak = controls.peak.max(controls.active);
+        Ok(Loaded { slot, weight_bytes: model.bytes })
+    }
+
+    fn unload(&mut self, slot: Slot) {
+        // A release must get through whatever happens at the point: the script's fault shows as a panic of the job.
+        let fault = self.device.at(Point::Unload);
+        if let Some(model) = self.models.remove(&slot) {
+            let mut controls = self.device.shared.controls.lock();
+            controls.active -= model.bytes;
+            controls.cache += model.bytes;
+        }
+        drop(fault);
+    }
+
+    fn begin(&mut self, slot: Slot, prompt: Vec<u32>) -> Result<Row> {
+        if self.model(slot)?.kind != ModelKind::Chat {
+            return Err(Error::unsupported("this model does not generate text"));
+        }
+        if prompt.is_empty() {
+            return Err(Error::internal("a row without a prompt"));
+        }
+        let row = Row(self.id());
+        self.rows.insert(row, (slot, 0));
+        Ok(row)
+    }
+
+    fn advance(&mut self, row: Row, chooser: &mut dyn Chooser) -> Result<Advance> {
+        self.device.at(Point::Step)?;
+        let (slot, done) = *self.rows.get(&row).ok_or_else(|| Error::internal("a step of a row that has ended"))?;
+        let wanted = self.model(slot)?.reply.as_bytes().get(done).map_or(END, |&byte| u32::from(byte));
+        self.rows.insert(row, (slot, done + 1));
+        if chooser.is_greedy() {
+            return Ok(Advance::Token(wanted));
+        }
+        let logits: Vec<f32> = (0..).take(VOCABULARY).map(|id| if id == wanted { 20.0 } else { 0.0 }).collect();
+        chooser.choose(&logits).map(Advance::Token)
+    }
+
+    fn end(&mut self, row: Row) {
+        self.rows.remove(&row);
+    }
+
+    fn score(&mut self, slot: Slot, ids: &[u32], from: usize) -> Result<Vec<f32>> {
+        self.model(slot)?;
+        Ok(ids[from..].iter().map(|_| -1.0).collect())
+    }
+
+    fn logits(&mut self, slot: Slot, ids: &[u32], from: usize) -> Result<Vec<Vec<f32>>> {
+        self.model(slot)?;
+        Ok(ids[from..].iter().map(|_| vec![0.0; VOCABULARY]).collect())
+    }
+
+    fn embed(&mut self, slot: Slot, batch: &TokenBatch) -> Result<Vec<Vec<f32>>> {
+        self.device.at(Point::Embed)?;
+        let width = self.model(slot)?.dimensions;
+        // A byte histogram folded to the width: equal texts get equal vectors, similar ones similar vectors.
+        let vector = |ids: &Vec<u32>| {
+            let mut vector = vec![0f32; width];
+            for &id in ids {
+                vector[id as usize % width] += 1.0;
+            }
+            vector
+        };
+        Ok(batch.ids.iter().map(vector).collect())
+    }
+
+    fn classify(&mut self, slot: Slot, batch: &TokenBatch) -> Result<Vec<Vec<f32>>> {
+        self.device.at(Point::Rerank)?;
+        self.model(slot)?;
+        // The share of the document's bytes that occur in the query, from -4 to 4.
+        let logit = |(ids, types): (&Vec<u32>, &Vec<u32>)| {
+            let (query, document): (Vec<_>, Vec<_>) = ids.iter().zip(types).partition(|(_, segment)| **segment == 0);
+            let query: HashSet<u32> = query.into_iter().map(|(id, _)| *id).collect();
+            let (mut shared, mut all) = (0u16, 0u16);
+            for (id, _) in document {
+                all = all.saturating_add(1);
+                shared = shared.saturating_add(u16::from(query.contains(id)));
+            }
+            vec![8.0 * f32::from(shared) / f32::from(all.max(1)) - 4.0]
+        };
+        Ok(batch.ids.iter().zip(&batch.types).map(logit).collect())
+    }
+}

@@ -1,0 +1,849 @@
+//! The pool's state behind its one mutex, and every transition of it. Nothing here awaits, calls host code or wakes anybody:
+//! what has to happen outside goes into an [`Outbox`], which is emptied after the unlock.
+
+use std::any::Any;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+
+use super::flight::{Flight, Joiner, Stage};
+use super::idle::IdlePolicy;
+use super::lease::Lease;
+use super::policy::{Account, Decision, Refusal, decide, fewest};
+use super::release;
+use super::spawn::{Spawn, drop_guarded};
+use super::status::{Counters, ErrorKindName, Hub, PoolEvent, UnloadReason, millis};
+use super::table::{Draining, Entry, NewEntry, Phase, Table};
+use super::types::{Admitted, DrainHook, Key, Loaded, MemoryProbe, NoRoom, Origin, PoolOptions, Release, Token, closed};
+use crate::cancel::CancelToken;
+use crate::clock::{BoxFuture, Clock};
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::Mutex;
+
+/// What is shared by the pool's handles, leases and tasks.
+pub(crate) struct Inner {
+    pub(crate) state: Mutex<State>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) spawner: Arc<dyn Spawn>,
+    pub(crate) drain: Option<DrainHook>,
+    pub(crate) probe: Option<Arc<dyn MemoryProbe>>,
+    pub(crate) settle: Duration,
+}
+
+/// Effects put off until the mutex is free: tasks to start, callers to answer, host values to drop.
+#[derive(Default)]
+pub(crate) struct Outbox {
+    tasks: Vec<BoxFuture<'static, ()>>,
+    answers: Vec<(oneshot::Sender<Result<Admitted>>, Result<Admitted>)>,
+    signals: Vec<oneshot::Sender<()>>,
+    cancels: Vec<CancelToken>,
+    wakers: Vec<Waker>,
+    garbage: Vec<Box<dyn Any + Send>>,
+}
+
+impl Outbox {
+    pub(crate) fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.push(Box::pin(task));
+    }
+
+    pub(crate) fn signal(&mut self, signal: oneshot::Sender<()>) {
+        self.signals.push(signal);
+    }
+
+    pub(crate) fn discard(&mut self, value: impl Any + Send) {
+        self.garbage.push(Box::new(value));
+    }
+
+    fn deliver(self, inner: &Arc<Inner>) {
+        for value in self.garbage {
+            drop_guarded(value);
+        }
+        for token in self.cancels {
+            token.cancel();
+        }
+        for (caller, answer) in self.answers {
+            // A caller who has gone meanwhile gets nothing: the lease in the answer ends its use here.
+            drop(caller.send(answer));
+        }
+        for signal in self.signals {
+            let _ = signal.send(());
+        }
+        for waker in self.wakers {
+            waker.wake();
+        }
+        for task in self.tasks {
+            inner.spawner.spawn(task);
+        }
+    }
+}
+
+/// A fast hash for short names: the tables are small and hold the host's own names.
+#[derive(Default, Clone)]
+pub(crate) struct NameHasher(u64);
+
+impl Hasher for NameHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0u8; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.write_u64(u64::from_le_bytes(word));
+        }
+    }
+
+    fn write_u8(&mut self, byte: u8) {
+        self.write_u64(byte.into());
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0 ^ (self.0 >> 32)
+    }
+}
+
+type Map<K, V> = HashMap<K, V, BuildHasherDefault<NameHasher>>;
+
+/// What a key stands for now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Slot {
+    /// Resident.
+    Ready(u32),
+    /// On its way in.
+    Flight(Token),
+}
+
+/// What is remembered of a key across its entries.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct History {
+    pub(crate) loads: u64,
+    pub(crate) unloads: u64,
+    pub(crate) last_load: Option<Duration>,
+}
+
+// Histories of keys that are not in the table are dropped beyond this, so that endless new names cannot fill the memory.
+const HISTORY_LIMIT: usize = 16_384;
+
+pub(crate) struct State {
+    pub(crate) table: Table,
+    pub(crate) slots: Map<Key, Slot>,
+    pub(crate) tokens: Map<Token, u32>,
+    pub(crate) flights: Map<Token, Flight>,
+    /// Who stands in line, by ticket.
+    pub(crate) queue: BTreeMap<u64, Token>,
+    queued_bytes: u128,
+    pumping: bool,
+    next: u64,
+    now: Instant,
+    pub(crate) idle: IdlePolicy,
+    pub(crate) no_room: NoRoom,
+    max_waiting: usize,
+    /// Loads whose bytes are reserved.
+    pub(crate) running: usize,
+    pub(crate) pauses: usize,
+    pub(crate) closing: bool,
+    pub(crate) closed: Option<Result<()>>,
+    pub(crate) close_waiters: Vec<oneshot::Sender<()>>,
+    pub(crate) quiet_waiters: Vec<oneshot::Sender<()>>,
+    /// Not later than any running countdown's end.
+    pub(crate) next_wake: Option<Instant>,
+    pub(crate) sweeper: Option<oneshot::Sender<()>>,
+    pub(crate) hub: Hub,
+    pub(crate) counters: Counters,
+    pub(crate) history: HashMap<Key, History>,
+    pub(crate) peak: u128,
+    probe: Option<Arc<dyn MemoryProbe>>,
+}
+
+impl Inner {
+    /// Runs a transition under the mutex and delivers its effects after the unlock.
+    pub(crate) fn with<R>(self: &Arc<Self>, transition: impl FnOnce(&mut State, &mut Outbox) -> R) -> R {
+        let mut out = Outbox::default();
+        let now = self.clock.now();
+        let result = {
+            let mut state = self.state.lock();
+            state.pass(now);
+            transition(&mut state, &mut out)
+        };
+        out.deliver(self);
+        result
+    }
+
+    /// The fast path of a hit.
+    pub(crate) fn begin_use(self: &Arc<Self>, key: &Key, use_idle: Option<IdlePolicy>) -> Option<Lease> {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        let Some(Slot::Ready(at)) = state.slots.get(key).copied() else { return None };
+        state.pass(now);
+        state.counters.hits += 1;
+        Some(state.lease(self, at, Origin::Hit, use_idle))
+    }
+
+    /// Ends a use that a lease or a raw begin opened. Answers whether one was open.
+    pub(crate) fn end_use_at(self: &Arc<Self>, at: u32, token: Token) -> bool {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        state.pass(now);
+        let mut out = None;
+        let ended = state.end_use(self, at, token, &mut out);
+        drop(state);
+        if let Some(out) = out {
+            out.deliver(self);
+        }
+        ended
+    }
+
+    pub(crate) fn change_external(self: &Arc<Self>, from: u64, to: u64) {
+        self.with(|state, out| {
+            state.table.account.external = state.table.account.external - u128::from(from) + u128::from(to);
+            state.note_peak();
+            if to < from {
+                state.pump(self, out);
+            }
+        });
+    }
+
+    pub(crate) fn resume(self: &Arc<Self>) {
+        self.with(|state, out| {
+            state.pauses -= 1;
+            if state.pauses == 0 {
+                state.emit(out, || PoolEvent::Resumed);
+                state.pump_impatient(self, out);
+                state.pump(self, out);
+            }
+        });
+    }
+}
+
+impl State {
+    pub(crate) fn new(options: &PoolOptions, now: Instant) -> Self {
+        let account = Account { budget: options.budget_bytes, physical: options.physical_limit_bytes, ..Account::default() };
+        Self {
+            table: Table::new(account),
+            slots: Map::default(),
+            tokens: Map::default(),
+            flights: Map::default(),
+            queue: BTreeMap::new(),
+            queued_bytes: 0,
+            pumping: false,
+            next: 0,
+            now,
+            idle: options.idle,
+            no_room: options.no_room,
+            max_waiting: options.max_waiting,
+            running: 0,
+            pauses: 0,
+            closing: false,
+            closed: None,
+            close_waiters: Vec::new(),
+            quiet_waiters: Vec::new(),
+            next_wake: None,
+            sweeper: None,
+            hub: Hub::default(),
+            counters: Counters::default(),
+            history: HashMap::new(),
+            peak: 0,
+            probe: options.probe.clone(),
+        }
+    }
+
+    /// Lets time go on. A clock read before another thread took the lock may be older; time here never goes backwards.
+    #[inline]
+    fn pass(&mut self, now: Instant) {
+        if now > self.now {
+            self.now = now;
+        }
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        self.now
+    }
+
+    pub(crate) fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    pub(crate) fn emit(&mut self, out: &mut Outbox, event: impl FnOnce() -> PoolEvent) {
+        if !self.hub.is_empty() {
+            let event = event();
+            self.hub.emit(&event, &mut out.wakers);
+        }
+    }
+
+    pub(crate) fn note_peak(&mut self) {
+        self.peak = self.peak.max(self.table.account.charged());
+    }
+
+    /// The account as a decision needs it.
+    pub(crate) fn account(&self) -> Account {
+        let reading = self.probe.as_ref().map(|probe| probe.read());
+        Account {
+            movable: self.table.busy + self.running + self.table.draining.len(),
+            measured: reading.map_or(0, |reading| reading.held().into()),
+            available: reading.and_then(|reading| reading.available),
+            ..self.table.account
+        }
+    }
+
+    // ---- uses ----
+
+    /// A lease on a resident entry; count and clock in this one step.
+    #[inline]
+    pub(crate) fn lease(&mut self, inner: &Arc<Inner>, at: u32, origin: Origin, use_idle: Option<IdlePolicy>) -> Lease {
+        self.table.begin(at, self.now, use_idle);
+        self.lease_of(inner, at, origin)
+    }
+
+    // The guard for a use that is already counted.
+    fn lease_of(&self, inner: &Arc<Inner>, at: u32, origin: Origin) -> Lease {
+        // The callers hold the lock and have just found the entry.
+        let entry = self.table.get(at).expect("an entry that was just found is in the table");
+        Lease { inner: inner.clone(), shared: entry.shared.clone(), at, origin, load_time: entry.load_time, armed: true }
+    }
+
+    // The outbox is made only when something is to be done, which at the end of most uses it is not.
+    fn end_use(&mut self, inner: &Arc<Inner>, at: u32, token: Token, out: &mut Option<Outbox>) -> bool {
+        let known = self.table.get(at).is_some_and(|entry| entry.shared.token == token);
+        if !known || !self.table.end(at, self.now) {
+            self.counters.unbalanced_ends += 1;
+            return false;
+        }
+        let Some(entry) = self.table.get_mut(at) else { return true };
+        if entry.uses > 0 {
+            return true;
+        }
+        match &mut entry.phase {
+            Phase::Ready => {
+                if entry.policy(self.idle).normalized() == IdlePolicy::Immediately && !entry.pinned {
+                    self.unload(inner, at, UnloadReason::Idle, out.get_or_insert_default());
+                } else if let Some(deadline) = entry.unload_at(self.idle)
+                    && self.next_wake.is_none_or(|wake| deadline < wake)
+                {
+                    self.arm(inner, deadline, out.get_or_insert_default());
+                }
+                if !self.queue.is_empty() {
+                    self.pump(inner, out.get_or_insert_default());
+                }
+            }
+            Phase::Draining(draining) => {
+                // The last holder drains (P36). Before its release has run, the release's own end will do it.
+                if draining.released && !draining.finishing {
+                    draining.finishing = true;
+                    out.get_or_insert_default().spawn(release::finish(inner, at, token));
+                }
+            }
+        }
+        true
+    }
+
+    // ---- leaving ----
+
+    /// Takes an entry out of reach. Its release, if it is to run, is the caller's to start.
+    pub(crate) fn detach(&mut self, at: u32, reason: UnloadReason, flight: Option<Token>, out: &mut Outbox) -> Option<Token> {
+        let shared = self.table.get(at)?.shared.clone();
+        if self.slots.get(&shared.key) == Some(&Slot::Ready(at)) {
+            self.slots.remove(&shared.key);
+        }
+        let since = self.now;
+        let draining = Draining { reason, released: false, finishing: false, flight, since, waiters: Vec::new() };
+        self.table.detach(at, draining);
+        match reason {
+            UnloadReason::Evicted => self.counters.evictions += 1,
+            UnloadReason::Idle => self.counters.idle_unloads += 1,
+            _ => {}
+        }
+        tracing::debug!(key = %shared.key, token = %shared.token, ?reason, "unloading");
+        self.emit(out, || PoolEvent::UnloadStarted { key: shared.key.clone(), token: shared.token, reason });
+        Some(shared.token)
+    }
+
+    /// Detaches and starts the release in the background.
+    pub(crate) fn unload(&mut self, inner: &Arc<Inner>, at: u32, reason: UnloadReason, out: &mut Outbox) {
+        if let Some(token) = self.detach(at, reason, None, out) {
+            let release = release::unload(inner, at, token, false);
+            out.spawn(async move {
+                release.await;
+            });
+        }
+    }
+
+    /// Detaches without the release (P15). Leased bytes stay until the last lease ends; others leave the account at once.
+    pub(crate) fn forget(&mut self, inner: &Arc<Inner>, at: u32, reason: UnloadReason, out: &mut Outbox) {
+        self.detach(at, reason, None, out);
+        let Some(entry) = self.table.get_mut(at) else { return };
+        if let Some(release) = entry.release.take() {
+            out.discard(release);
+        }
+        if let Phase::Draining(draining) = &mut entry.phase {
+            draining.released = true;
+        }
+        if entry.uses == 0 {
+            self.finalize(inner, at, out);
+        }
+    }
+
+    /// Removes a detached entry whose memory is back.
+    pub(crate) fn finalize(&mut self, inner: &Arc<Inner>, at: u32, out: &mut Outbox) {
+        let Some(mut entry) = self.table.remove(at) else { return };
+        self.tokens.remove(&entry.shared.token);
+        self.remember(&entry.shared.key, |history| history.unloads += 1);
+        if let Phase::Draining(draining) = &mut entry.phase {
+            if let Some(flight) = draining.flight.and_then(|token| self.flights.get_mut(&token)) {
+                let before = flight.overlap();
+                flight.victims_held -= u128::from(entry.bytes);
+                self.table.account.overlap -= before - flight.overlap();
+            }
+            out.signals.append(&mut draining.waiters);
+            let (key, token, reason) = (entry.shared.key.clone(), entry.shared.token, draining.reason);
+            let (bytes, ms) = (entry.bytes, millis(self.now.saturating_duration_since(draining.since)));
+            self.emit(out, || PoolEvent::Unloaded { key, token, reason, bytes, ms });
+        }
+        out.discard(entry);
+        self.quieten(out);
+        self.pump(inner, out);
+    }
+
+    pub(crate) fn remember(&mut self, key: &Key, change: impl FnOnce(&mut History)) {
+        if self.history.len() >= HISTORY_LIMIT && !self.history.contains_key(key) {
+            let slots = &self.slots;
+            self.history.retain(|key, _| slots.contains_key(key));
+        }
+        change(self.history.entry(key.clone()).or_default());
+    }
+
+    /// Whether no load and no release is under way. Detached entries that only wait for their leases do not count.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.running == 0
+            && self.table.draining.iter().all(|at| {
+                self.table.get(*at).is_none_or(|entry| {
+                    matches!(&entry.phase, Phase::Draining(draining) if draining.released && !draining.finishing && entry.uses > 0)
+                })
+            })
+    }
+
+    pub(crate) fn quieten(&mut self, out: &mut Outbox) {
+        if !self.quiet_waiters.is_empty() && self.is_quiet() {
+            out.signals.append(&mut self.quiet_waiters);
+        }
+    }
+
+    // ---- idleness ----
+
+    /// Makes sure that the sweeper looks no later than `deadline`.
+    pub(crate) fn arm(&mut self, inner: &Arc<Inner>, deadline: Instant, out: &mut Outbox) {
+        if self.closing || self.next_wake.is_some_and(|wake| wake <= deadline) {
+            return;
+        }
+        self.next_wake = Some(deadline);
+        match self.sweeper.take() {
+            Some(signal) => out.signals.push(signal),
+            None => {
+                let (sender, receiver) = oneshot::channel();
+                self.sweeper = Some(sender);
+                out.spawn(release::sweeper(Arc::downgrade(inner), inner.clock.clone(), receiver));
+            }
+        }
+    }
+
+    /// Arms the countdown of one entry, or unloads it when its time has come already.
+    pub(crate) fn recount(&mut self, inner: &Arc<Inner>, at: u32, out: &mut Outbox) {
+        let Some(entry) = self.table.get(at) else { return };
+        if entry.is_due(self.idle, self.now) {
+            self.unload(inner, at, UnloadReason::Idle, out);
+        } else if let Some(deadline) = entry.unload_at(self.idle) {
+            self.arm(inner, deadline, out);
+        }
+    }
+
+    /// Entries past their time, oldest first. The caller detaches them; the next look is set by what remains.
+    pub(crate) fn expired(&mut self) -> Vec<(u32, u64)> {
+        if self.next_wake.is_none_or(|wake| self.now <= wake) {
+            return Vec::new();
+        }
+        let mut expired = Vec::new();
+        let mut next: Option<Instant> = None;
+        for (at, bytes) in self.table.lru() {
+            let Some(entry) = self.table.get(at) else { continue };
+            if entry.is_due(self.idle, self.now) {
+                expired.push((at, bytes));
+            } else if let Some(deadline) = entry.unload_at(self.idle) {
+                next = Some(next.map_or(deadline, |next| next.min(deadline)));
+            }
+        }
+        self.next_wake = next;
+        expired
+    }
+
+    /// Unloads what is past its time, in the background.
+    pub(crate) fn sweep(&mut self, inner: &Arc<Inner>, expired: &[(u32, u64)], out: &mut Outbox) {
+        for (at, _) in expired {
+            self.unload(inner, *at, UnloadReason::Idle, out);
+        }
+    }
+
+    // ---- admissions ----
+
+    /// A decision about `cost` bytes, changing nothing. `without` is an entry to think away.
+    pub(crate) fn preview(&self, cost: u64, no_room: NoRoom, without: Option<u32>) -> Decision {
+        let mut account = self.account();
+        if let Some(entry) = without.and_then(|at| self.table.get(at)) {
+            account.resident -= u128::from(entry.bytes);
+            account.measured = account.measured.saturating_sub(entry.bytes.into());
+            if entry.uses == 0 && !entry.pinned {
+                account.evictable -= u128::from(entry.bytes);
+            } else if !entry.pinned {
+                account.movable -= 1;
+            }
+        }
+        decide(&account, cost, no_room, &[], self.table.lru().filter(|(at, _)| Some(*at) != without))
+    }
+
+    /// Puts a flight whose cost is known on its way: starts it, lines it up, or refuses it.
+    pub(crate) fn place(&mut self, inner: &Arc<Inner>, token: Token, out: &mut Outbox) {
+        let Some(flight) = self.flights.get(&token) else { return };
+        let (cost, no_room) = (flight.cost, flight.no_room);
+        if let Some(limit) = self.table.account.physical.filter(|limit| cost > *limit) {
+            return self.refuse(inner, token, Refusal::Physical(limit.into()), out);
+        }
+        if self.pauses > 0 {
+            if no_room == NoRoom::Refuse {
+                let text = format!("{} cannot load while the pool is paused; resume it or admit with no_room = wait", flight.key);
+                return self.fail(inner, token, Error::new(ErrorKind::Busy, text), out);
+            }
+            return self.line_up(inner, token, out);
+        }
+        let promised = !self.queue.is_empty() && no_room != NoRoom::LoadAnyway;
+        if promised {
+            // Whoever came first is served first; a caller who refuses to wait for leases may still stand behind admissions
+            // that, like its own, only wait for releases under way.
+            let account = self.account();
+            let soon = account.used().saturating_sub(account.returning) + self.queued_bytes + u128::from(cost);
+            if no_room == NoRoom::Refuse && soon > account.limit() {
+                return self.refuse(inner, token, Refusal::NoRoom, out);
+            }
+            return self.line_up(inner, token, out);
+        }
+        if !self.attempt(inner, token, out) {
+            self.line_up(inner, token, out);
+        }
+    }
+
+    fn line_up(&mut self, inner: &Arc<Inner>, token: Token, out: &mut Outbox) {
+        if self.queue.len() >= self.max_waiting {
+            let text = format!("{} admissions already wait for room; try again later or raise max_waiting", self.queue.len());
+            return self.fail(inner, token, Error::new(ErrorKind::Busy, text), out);
+        }
+        let ticket = self.number();
+        let ahead = self.queue.len();
+        let Some(flight) = self.flights.get_mut(&token) else { return };
+        flight.stage = Stage::Waiting { ticket };
+        let (key, bytes) = (flight.key.clone(), flight.cost);
+        self.queue.insert(ticket, token);
+        self.queued_bytes += u128::from(bytes);
+        self.counters.waits += 1;
+        self.emit(out, || PoolEvent::Waiting { key, bytes, ahead });
+    }
+
+    /// Decides on a flight. Answers false when it has to wait.
+    fn attempt(&mut self, inner: &Arc<Inner>, token: Token, out: &mut Outbox) -> bool {
+        let Some(flight) = self.flights.get(&token) else { return true };
+        let (cost, no_room) = (flight.cost, flight.no_room);
+        let expired = self.expired();
+        let (now, idle) = (self.now, self.idle);
+        let table = &self.table;
+        let any_expired = !expired.is_empty();
+        let lru = table.lru().filter(|(at, _)| !any_expired || table.get(*at).is_some_and(|entry| !entry.is_due(idle, now)));
+        match decide(&self.account(), cost, no_room, &expired, lru) {
+            Decision::Admit { victims, over_budget } => {
+                self.launch(inner, token, &victims, expired.len(), over_budget, out);
+                true
+            }
+            Decision::Wait => {
+                self.sweep(inner, &expired, out);
+                false
+            }
+            Decision::Refuse(refusal) => {
+                self.sweep(inner, &expired, out);
+                self.refuse(inner, token, refusal, out);
+                true
+            }
+        }
+    }
+
+    /// Reserves and detaches in one step, and starts the task that releases the victims and then loads.
+    fn launch(&mut self, inner: &Arc<Inner>, token: Token, victims: &[u32], expired: usize, over_budget: bool, out: &mut Outbox) {
+        let mut held = 0;
+        let mut releases = Vec::with_capacity(victims.len());
+        for (index, at) in victims.iter().enumerate() {
+            let reason = if index < expired { UnloadReason::Idle } else { UnloadReason::Evicted };
+            held += self.table.get(*at).map_or(0, |entry| u128::from(entry.bytes));
+            if let Some(victim) = self.detach(*at, reason, Some(token), out) {
+                releases.push(release::unload(inner, *at, victim, false));
+            }
+        }
+        self.unqueue(token);
+        let Some(flight) = self.flights.get_mut(&token) else { return };
+        flight.stage = Stage::Releasing;
+        flight.over_budget = over_budget;
+        flight.victims_held = held;
+        self.table.account.pending += u128::from(flight.cost);
+        self.table.account.overlap += flight.overlap();
+        self.running += 1;
+        if let Some(job) = flight.job.take() {
+            out.spawn(super::flight::drive(inner, token, releases, job));
+        }
+        self.note_peak();
+    }
+
+    fn unqueue(&mut self, token: Token) {
+        if let Some(flight) = self.flights.get_mut(&token)
+            && let Stage::Waiting { ticket } = flight.stage
+        {
+            self.queue.remove(&ticket);
+            self.queued_bytes -= u128::from(flight.cost);
+            flight.stage = Stage::Estimating;
+        }
+    }
+
+    /// Lets those in line go on, first come, first served, until one has to wait.
+    pub(crate) fn pump(&mut self, inner: &Arc<Inner>, out: &mut Outbox) {
+        // `attempt` can end a flight, whose end pumps again: the outer loop goes on anyway.
+        if self.pauses > 0 || self.closing || self.pumping {
+            return;
+        }
+        self.pumping = true;
+        while let Some((_, token)) = self.queue.first_key_value().map(|(ticket, token)| (*ticket, *token)) {
+            if !self.attempt(inner, token, out) {
+                break;
+            }
+        }
+        self.pumping = false;
+    }
+
+    /// After a pause: those who never wait do not stand behind those who do.
+    pub(crate) fn pump_impatient(&mut self, inner: &Arc<Inner>, out: &mut Outbox) {
+        let impatient: Vec<Token> = self
+            .queue
+            .values()
+            .filter(|token| self.flights.get(*token).is_some_and(|flight| flight.no_room == NoRoom::LoadAnyway))
+            .copied()
+            .collect();
+        for token in impatient {
+            self.attempt(inner, token, out);
+        }
+    }
+
+    fn refuse(&mut self, inner: &Arc<Inner>, token: Token, refusal: Refusal, out: &mut Outbox) {
+        let Some(flight) = self.flights.get(&token) else { return };
+        let error = self.refusal(&flight.key, flight.cost, refusal);
+        self.fail(inner, token, error, out);
+    }
+
+    /// The error of a refusal: required, free, who holds the rest, and the knob.
+    pub(crate) fn refusal(&self, key: &Key, cost: u64, refusal: Refusal) -> Error {
+        let account = self.account();
+        let mut holders: Vec<&Entry> = self.table.iter().map(|(_, entry)| entry).filter(|entry| entry.bytes > 0).collect();
+        holders.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.shared.key.cmp(&b.shared.key)));
+        let mut named: Vec<String> = holders.iter().take(4).map(|entry| describe(entry)).collect();
+        if holders.len() > named.len() {
+            named.push(format!("{} more", holders.len() - named.len()));
+        }
+        if account.pending > account.overlap {
+            named.push(format!("loads under way ({} bytes)", account.pending - account.overlap));
+        }
+        if account.external > 0 {
+            named.push(format!("external charges ({} bytes)", account.external));
+        }
+        let rest = if named.is_empty() { String::new() } else { format!("; the rest is held by {}", named.join(", ")) };
+        let text = match refusal {
+            Refusal::NoRoom => format!(
+                "{key} needs {cost} bytes, {} of the budget of {} bytes are free{rest}; raise the budget, evict something, or admit with no_room = wait",
+                account.free(),
+                account.budget,
+            ),
+            Refusal::Physical(limit) => format!(
+                "{key} needs {cost} bytes, over the physical limit of {limit} bytes with what cannot leave{rest}; choose a smaller model or unpin, or raise physical_limit_bytes"
+            ),
+        };
+        Error::new(ErrorKind::BudgetExceeded, text)
+    }
+
+    /// Ends a flight that has not installed anything, whatever its stage, and answers everybody who waits for it.
+    pub(crate) fn fail(&mut self, inner: &Arc<Inner>, token: Token, error: Error, out: &mut Outbox) {
+        self.unqueue(token);
+        let Some(mut flight) = self.flights.remove(&token) else { return };
+        if flight.stage.is_running() {
+            self.running -= 1;
+            self.table.account.pending -= u128::from(flight.cost);
+            self.table.account.overlap -= flight.overlap();
+        } else {
+            if error.kind() == ErrorKind::BudgetExceeded || error.kind() == ErrorKind::Busy {
+                self.counters.refusals += 1;
+            }
+            let (key, bytes, kind) = (flight.key.clone(), flight.cost, ErrorKindName(error.kind()));
+            self.emit(out, || PoolEvent::Refused { key, bytes, kind });
+        }
+        if self.slots.get(&flight.key) == Some(&Slot::Flight(token)) {
+            self.slots.remove(&flight.key);
+        }
+        for (_, joiner) in std::mem::take(&mut flight.joiners) {
+            out.answers.push((joiner.answer, Err(error.clone())));
+        }
+        out.signals.append(&mut flight.waiters);
+        out.discard(flight);
+        self.quieten(out);
+        self.pump(inner, out);
+    }
+
+    /// Turns a flight into an entry, in one step, and hands out its leases.
+    pub(crate) fn install(
+        &mut self,
+        inner: &Arc<Inner>,
+        token: Token,
+        loaded: Loaded,
+        load_time: Duration,
+        release: Box<dyn Release>,
+        out: &mut Outbox,
+    ) {
+        let Some(mut flight) = self.flights.remove(&token) else {
+            out.discard(release);
+            return;
+        };
+        self.running -= 1;
+        self.table.account.pending -= u128::from(flight.cost);
+        self.table.account.overlap -= flight.overlap();
+        let (pinned, idle) = (flight.is_pinned(), flight.idle());
+        let joiners: Vec<Joiner> = std::mem::take(&mut flight.joiners).into_values().collect();
+        let uses = joiners.iter().filter(|joiner| joiner.in_use).count() as u64;
+        let use_idle = joiners.iter().rfind(|joiner| joiner.in_use).and_then(|joiner| joiner.use_idle);
+        let new = NewEntry {
+            key: flight.key.clone(),
+            token,
+            estimated: flight.cost,
+            measured: loaded.bytes,
+            pinned,
+            uses,
+            idle,
+            use_idle,
+            release,
+            quiesce: flight.quiesce.take(),
+            load_time,
+        };
+        let at = self.table.insert(new, self.now);
+        self.slots.insert(flight.key.clone(), Slot::Ready(at));
+        self.tokens.insert(token, at);
+        self.counters.loads += 1;
+        self.remember(&flight.key, |history| {
+            history.loads += 1;
+            history.last_load = Some(load_time);
+        });
+        for joiner in joiners {
+            let lease = joiner.in_use.then(|| self.lease_of(inner, at, joiner.origin));
+            out.answers.push((joiner.answer, Ok(Admitted { token, origin: joiner.origin, load_time, lease })));
+        }
+        out.signals.append(&mut flight.waiters);
+        let bytes = loaded.bytes.unwrap_or(flight.cost);
+        tracing::debug!(key = %flight.key, %token, bytes, "loaded");
+        self.emit(out, || PoolEvent::Loaded { key: flight.key.clone(), token, bytes, ms: millis(load_time) });
+        // The estimate was too low: what is idle makes up for it at once.
+        if !flight.over_budget {
+            let excess = self.table.account.charged().saturating_sub(self.table.account.budget.into());
+            let excess = excess.min(bytes.saturating_sub(flight.cost).into());
+            for victim in fewest(excess, self.table.lru().filter(|(other, _)| *other != at)) {
+                self.unload(inner, victim, UnloadReason::Evicted, out);
+            }
+        }
+        out.discard(flight);
+        self.note_peak();
+        self.recount(inner, at, out);
+        self.quieten(out);
+        self.pump(inner, out);
+    }
+
+    /// One caller of a flight leaves. The last one takes the flight along.
+    pub(crate) fn leave(&mut self, inner: &Arc<Inner>, token: Token, joiner: u64, out: &mut Outbox) {
+        let Some(flight) = self.flights.get_mut(&token) else { return };
+        let Some(joiner) = flight.joiners.remove(&joiner) else { return };
+        out.discard(joiner);
+        self.counters.left += 1;
+        if flight.joiners.is_empty() {
+            let text = format!("everybody who waited for {} has left", flight.key);
+            self.doom(inner, token, Error::new(ErrorKind::Cancelled, text), out);
+        }
+    }
+
+    /// Ends a flight from outside: at once before its bytes are reserved, else as soon as its release or load ends.
+    pub(crate) fn doom(&mut self, inner: &Arc<Inner>, token: Token, error: Error, out: &mut Outbox) {
+        let Some(flight) = self.flights.get_mut(&token) else { return };
+        out.cancels.push(flight.cancel.clone());
+        if flight.stage.is_running() {
+            flight.doomed.get_or_insert(error);
+        } else {
+            self.fail(inner, token, error, out);
+        }
+    }
+
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if self.closing { Err(closed()) } else { Ok(()) }
+    }
+
+    /// Recomputes every sum from what is held; an error names the first difference.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        self.table.check()?;
+        let running: Vec<&Flight> = self.flights.values().filter(|flight| flight.stage.is_running()).collect();
+        let pairs = [
+            ("pending", self.table.account.pending, running.iter().map(|flight| u128::from(flight.cost)).sum::<u128>()),
+            ("overlap", self.table.account.overlap, running.iter().map(|flight| flight.overlap()).sum()),
+            ("running", self.running as u128, running.len() as u128),
+            (
+                "queued bytes",
+                self.queued_bytes,
+                self.queue.values().filter_map(|token| self.flights.get(token)).map(|flight| u128::from(flight.cost)).sum(),
+            ),
+            (
+                "queue",
+                self.queue.len() as u128,
+                self.flights.values().filter(|flight| matches!(flight.stage, Stage::Waiting { .. })).count() as u128,
+            ),
+            ("tokens", self.tokens.len() as u128, self.table.len() as u128),
+            (
+                "slots",
+                self.slots.len() as u128,
+                (self.table.iter().filter(|(_, entry)| entry.is_ready()).count() + self.flights.len()) as u128,
+            ),
+        ];
+        for (name, kept, found) in pairs {
+            if kept != found {
+                return Err(format!("{name}: the state says {kept}, there are {found}"));
+            }
+        }
+        for flight in self.flights.values() {
+            let held: u128 = self
+                .table
+                .iter()
+                .filter(|(_, entry)| matches!(&entry.phase, Phase::Draining(draining) if draining.flight == Some(flight.token)))
+                .map(|(_, entry)| u128::from(entry.bytes))
+                .sum();
+            if held != flight.victims_held {
+                return Err(format!("victims of {}: the flight says {}, they hold {held}", flight.key, flight.victims_held));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn describe(entry: &Entry) -> String {
+    let why = match (&entry.phase, entry.pinned, entry.uses) {
+        (Phase::Draining(_), _, _) => "being released",
+        (_, true, _) => "pinned",
+        (_, _, 0) => "idle",
+        _ => "in use",
+    };
+    format!("{} ({} bytes, {why})", entry.shared.key, entry.bytes)
+}
