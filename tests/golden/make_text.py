@@ -177,9 +177,10 @@ def main():
     for _ in range(80):
         first, second, limit = rng.choice(plain), rng.choice(plain) * rng.randint(1, 2), rng.choice([8, 16, 17, 33, 64])
         only_second = len(minilm(first, add_special_tokens=False)["input_ids"]) < limit - 3 and rng.random() < 0.5
-        result = minilm(first, second, truncation="only_second" if only_second else "longest_first", max_length=limit)
+        # In lists, as cross-encoders do: a single empty second text would count as none.
+        result = minilm([first], [second], truncation="only_second" if only_second else "longest_first", max_length=limit)
         pairs.append({"first": first, "second": second, "limit": limit, "only_second": only_second,
-                      "ids": result["input_ids"], "types": result["token_type_ids"]})
+                      "ids": result["input_ids"][0], "types": result["token_type_ids"][0]})
     (OUT / "minilm.json").write_text(json.dumps({"encode": encode, "pairs": pairs}, ensure_ascii=False, separators=(",", ":")))
 
 

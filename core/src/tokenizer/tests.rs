@@ -299,7 +299,7 @@ fn long_runs_of_anything_are_encoded_in_reasonable_time() {
     let start = std::time::Instant::now();
     for tokenizer in [from_gguf(&byte_level_gguf()), from_gguf(&sentence_piece_gguf())] {
         for unit in [" ", "a", "\n", "<|im_end|>", "é", "😀", "<", "1"] {
-            let text = unit.repeat(200_000 / unit.len());
+            let text = unit.repeat(60_000 / unit.len());
             let encoded = tokenizer.encode(&text, PLAIN).unwrap();
             assert!(!encoded.is_empty());
             assert_eq!(tokenizer.decode(&encoded.ids, false).unwrap(), text);
