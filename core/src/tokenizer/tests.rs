@@ -257,6 +257,22 @@ fn gguf_vocabularies_that_make_no_sense_are_typed() {
 }
 
 #[test]
+fn an_end_of_text_that_a_file_forgot_to_mark_is_special() {
+    let file = || {
+        GgufBuilder::new()
+            .string("tokenizer.ggml.model", "llama")
+            .strings("tokenizer.ggml.tokens", &["<unk>", "▁", "<", "e", ">", "<e", "<e>"])
+            .set("tokenizer.ggml.scores", GgufValue::Array(GgufArray::F32(vec![0.0, -1.0, -2.0, -3.0, -4.0, -5.0, -6.0])))
+    };
+    assert_eq!(ids(&from_gguf(&file()), "<e>", PLAIN), [1, 6], "the merges make it");
+    let tokenizer = from_gguf(&file().u32("tokenizer.ggml.eos_token_id", 6));
+    assert!(tokenizer.is_protected(6));
+    assert_eq!(ids(&tokenizer, "<e>", PARSED), [6]);
+    let plain = ids(&tokenizer, "<e><e>", PLAIN);
+    assert!(!plain.contains(&6), "{plain:?}");
+}
+
+#[test]
 fn every_known_pre_tokenizer_compiles_and_keeps_the_text() {
     let names = [
         "default",
