@@ -455,7 +455,10 @@ fn a_forced_evict_lets_the_running_stream_finish() {
     device.release(Point::Step);
     assert_eq!(block_on(stream.collect()).unwrap().text, "Hello!");
     evicting.join().unwrap().unwrap();
-    assert_eq!(device.memory().active, 0);
+    // The last holder's drop has the device free it.
+    while device.memory().active > 0 {
+        std::thread::yield_now();
+    }
 }
 
 #[test]
