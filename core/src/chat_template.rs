@@ -165,7 +165,7 @@ pub struct ChatPrompt {
 
 struct Inner {
     source: PathBuf,
-    templates: Vec<(String, String)>,
+    templates: Named,
     env: Environment<'static>,
     tokenizer: Tokenizer,
     /// Whether the template shows a content given as a string, and not only one given as a list.
@@ -182,11 +182,26 @@ impl std::fmt::Debug for ChatTemplate {
     }
 }
 
+/// Templates and their names.
+type Named = Vec<(String, String)>;
+
 /// The named templates of a directory: `chat_template.jinja`, else `chat_template.json`, else `tokenizer_config.json`.
-fn templates_of_dir(dir: &Path, tokenizer_config: &Map<String, Value>) -> Result<Option<(PathBuf, Vec<(String, String)>)>> {
+fn templates_of_dir(dir: &Path, tokenizer_config: &Map<String, Value>) -> Result<Option<(PathBuf, Named)>> {
     let path = dir.join("chat_template.jinja");
     match read_text(&path, MAX_TEMPLATE) {
-        Ok(text) => return Ok(Some((path, vec![("default".to_owned(), text)]))),
+        Ok(text) => {
+            let mut templates = vec![("default".to_owned(), text)];
+            // transformers keeps further templates (such as `tool_use`) in a folder beside it.
+            if let Ok(entries) = std::fs::read_dir(dir.join("additional_chat_templates")) {
+                let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+                files.sort();
+                for file in files.iter().filter(|file| file.extension().is_some_and(|ending| ending == "jinja")) {
+                    let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+                    templates.push((name, read_text(file, MAX_TEMPLATE)?));
+                }
+            }
+            return Ok(Some((path, templates)));
+        }
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
@@ -204,7 +219,7 @@ fn templates_of_dir(dir: &Path, tokenizer_config: &Map<String, Value>) -> Result
 }
 
 /// A template given as a string or as a list of `{name, template}`.
-fn named_templates(value: &Value, path: &Path) -> Result<Vec<(String, String)>> {
+fn named_templates(value: &Value, path: &Path) -> Result<Named> {
     let bad = || Error::bad_model(path, "chat_template", "neither a string nor a list of {name, template}");
     match value {
         Value::String(text) => Ok(vec![("default".to_owned(), text.clone())]),
@@ -274,7 +289,7 @@ impl ChatTemplate {
         Self::build(&self.0.source, self.0.templates.clone(), &self.0.tokenizer, Arc::new(clock))
     }
 
-    fn build(source: &Path, templates: Vec<(String, String)>, tokenizer: &Tokenizer, clock: Clock) -> Result<Self> {
+    fn build(source: &Path, templates: Named, tokenizer: &Tokenizer, clock: Clock) -> Result<Self> {
         guard(source, || {
             let mut env = env::environment(clock).map_err(|error| Error::internal("the template engine").with_source(error))?;
             for (name, text) in &templates {
@@ -338,9 +353,10 @@ impl ChatTemplate {
             let (text, places) = marks.undo(&inner.render(messages, options, Some(&marks))?);
             let mut encoding = inner.tokenizer.encode_marked(&text, Untrusted::At(&places), false)?;
             // A token that the template spells out is not there as BOS, even if the model uses it as one.
-            let bos = inner.tokenizer.bos_id().filter(|id| {
-                inner.tokenizer.id_to_token(*id).is_some_and(|text| !template.contains(&text))
-            });
+            let bos = inner
+                .tokenizer
+                .bos_id()
+                .filter(|id| inner.tokenizer.id_to_token(*id).is_some_and(|text| !template.contains(&text)));
             if encoding.ids.len() > 1 && encoding.ids[0] == encoding.ids[1] && Some(encoding.ids[0]) == bos {
                 encoding.ids.remove(0);
                 encoding.type_ids.remove(0);
@@ -415,6 +431,7 @@ impl Inner {
         values.extend(options.tools.clone());
         values.extend(options.documents.clone());
         values.push(Value::Object(options.extra.clone()));
+        values.push(self.tokenizer.role_texts().iter().map(|(_, text)| Value::from(text.as_str())).collect());
         Ok(values)
     }
 
@@ -497,13 +514,36 @@ impl Inner {
             }
             // Their details name things of the template, not of the messages.
             JinjaKind::UnknownFilter | JinjaKind::UnknownFunction | JinjaKind::UnknownTest | JinjaKind::UnknownMethod => {
-                let detail = error.detail().map(|detail| own_words(detail, template)).unwrap_or_default();
-                Error::unsupported(format!("{place}: {} {detail}", error.kind()))
+                let known = |word: &&str| KNOWN_WORDS.contains(word) || template.contains(word);
+                let detail: Vec<&str> = error.detail().unwrap_or_default().split_whitespace().filter(known).collect();
+                Error::unsupported(format!("{place}: {}: {}", error.kind(), detail.join(" ")))
             }
             kind => Error::invalid(format!("{place}: it fails on these messages: {kind}")),
         }
     }
 }
+
+/// Words of minijinja's own messages about unknown names.
+const KNOWN_WORDS: [&str; 18] = [
+    "is",
+    "unknown",
+    "has",
+    "no",
+    "method",
+    "named",
+    "filter",
+    "test",
+    "function",
+    "string",
+    "map",
+    "sequence",
+    "number",
+    "none",
+    "undefined",
+    "bool",
+    "object",
+    "value",
+];
 
 /// The longest beginning of `said` that the template itself holds, so that nothing put in from messages is repeated.
 fn own_words(said: &str, template: &str) -> String {

@@ -35,6 +35,8 @@ const MAX_STRING: u64 = 16 << 20;
 const MAX_ARRAY: u64 = 1 << 24;
 /// Most bytes of header (metadata and tensor list) that are read at all.
 const MAX_HEADER: u64 = 512 << 20;
+/// Most memory that metadata may take once read: small numbers of the file become wide ones here.
+const MAX_MEMORY: u64 = 512 << 20;
 /// Most dimensions of a tensor in ggml.
 const MAX_DIMS: u32 = 4;
 /// Largest alignment accepted.
@@ -189,7 +191,7 @@ impl GgufHeader {
     }
 
     fn parse(source: impl Read, file_bytes: u64, path: &Path) -> Result<Self> {
-        let mut reader = Reader { source, path, at: 0, end: file_bytes.min(MAX_HEADER), file_bytes };
+        let mut reader = Reader { source, path, at: 0, end: file_bytes.min(MAX_HEADER), file_bytes, memory: 0 };
         let magic: [u8; 4] = reader.take("magic")?;
         if magic != MAGIC {
             return Err(Error::bad_model(path, "magic", "not a GGUF file"));
@@ -490,6 +492,7 @@ struct Reader<'a, R> {
     at: u64,
     end: u64,
     file_bytes: u64,
+    memory: u64,
 }
 
 impl<R: Read> Reader<'_, R> {
@@ -540,12 +543,22 @@ impl<R: Read> Reader<'_, R> {
         if count > limit { Err(self.bad(field, format!("{count}; the limit is {limit}"))) } else { Ok(count) }
     }
 
+    /// Counts memory about to be taken.
+    fn charge(&mut self, count: u64, size: usize, field: &str) -> Result<()> {
+        self.memory = self.memory.saturating_add(count.saturating_mul(size as u64));
+        if self.memory > MAX_MEMORY {
+            return Err(self.bad(field, format!("the metadata takes more than {MAX_MEMORY} bytes of memory")));
+        }
+        Ok(())
+    }
+
     fn text(&mut self, field: &str, limit: u64) -> Result<String> {
         let length = self.u64(field)?;
         if length > limit {
             return Err(self.bad(field, format!("a text of {length} bytes; the limit is {limit}")));
         }
         self.need(length, field)?;
+        self.charge(length, 1, field)?;
         let mut bytes = vec![0; usize::try_from(length).map_err(|_| self.bad(field, "too long"))?];
         self.fill(&mut bytes, field)?;
         String::from_utf8(bytes).map_err(|_| self.bad(field, "not valid UTF-8"))
@@ -624,23 +637,27 @@ impl<R: Read> Reader<'_, R> {
             4..=6 => 4,
             8 | 10..=12 => 8,
             9 => {
-                return Err(Error::unsupported(format!("{}: {key}: an array of arrays; no known model has one", self.path.display())));
+                return Err(Error::unsupported(format!(
+                    "{}: {key}: an array of arrays; no known model has one",
+                    self.path.display()
+                )));
             }
             other => return Err(self.bad(key, format!("unknown element type {other}"))),
         };
         // The count is at most 2^24, so this cannot overflow; afterwards it is bounded by bytes that exist.
         self.need(count * smallest, key)?;
         Ok(match code {
-            0 | 2 | 4 | 10 => GgufArray::Unsigned(self.repeat(count, |reader| reader.unsigned(code, key))?),
-            1 | 3 | 5 | 11 => GgufArray::Signed(self.repeat(count, |reader| reader.signed(code, key))?),
-            6 => GgufArray::F32(self.repeat(count, |reader| Ok(f32::from_le_bytes(reader.take(key)?)))?),
-            7 => GgufArray::Bool(self.repeat(count, |reader| reader.boolean(key))?),
-            8 => GgufArray::String(self.repeat(count, |reader| reader.text(key, MAX_STRING))?),
-            _ => GgufArray::F64(self.repeat(count, |reader| Ok(f64::from_le_bytes(reader.take(key)?)))?),
+            0 | 2 | 4 | 10 => GgufArray::Unsigned(self.repeat(key, count, |reader| reader.unsigned(code, key))?),
+            1 | 3 | 5 | 11 => GgufArray::Signed(self.repeat(key, count, |reader| reader.signed(code, key))?),
+            6 => GgufArray::F32(self.repeat(key, count, |reader| Ok(f32::from_le_bytes(reader.take(key)?)))?),
+            7 => GgufArray::Bool(self.repeat(key, count, |reader| reader.boolean(key))?),
+            8 => GgufArray::String(self.repeat(key, count, |reader| reader.text(key, MAX_STRING))?),
+            _ => GgufArray::F64(self.repeat(key, count, |reader| Ok(f64::from_le_bytes(reader.take(key)?)))?),
         })
     }
 
-    fn repeat<T>(&mut self, count: u64, mut read: impl FnMut(&mut Self) -> Result<T>) -> Result<Vec<T>> {
+    fn repeat<T>(&mut self, key: &str, count: u64, mut read: impl FnMut(&mut Self) -> Result<T>) -> Result<Vec<T>> {
+        self.charge(count, size_of::<T>(), key)?;
         let mut values = Vec::with_capacity(usize::try_from(count).unwrap_or(0).min(1 << 18));
         for _ in 0..count {
             values.push(read(self)?);
@@ -693,5 +710,7 @@ impl<R: Read> Reader<'_, R> {
     }
 }
 
+#[cfg(test)]
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;

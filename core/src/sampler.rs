@@ -19,7 +19,7 @@ use crate::options::SamplingOptions;
 pub struct TokenLogprobs {
     /// Natural logarithm of the chosen token's probability.
     pub logprob: f32,
-    /// The likeliest tokens, the likeliest first; of equal ones the lower id first.
+    /// The likeliest tokens, the likeliest first; of equal ones the lower id first. Impossible tokens are left out.
     pub top: Vec<(u32, f32)>,
 }
 
@@ -35,7 +35,7 @@ pub struct Sampler {
     round: u32,
     penalized: Vec<f32>,
     candidates: Vec<(u32, f32)>,
-    weights: Vec<f64>,
+    weighted: Vec<(u32, f64)>,
 }
 
 impl Sampler {
@@ -50,9 +50,8 @@ impl Sampler {
         }
         let seed = match options.seed {
             Some(seed) => seed,
-            None => getrandom::u64().map_err(|error| {
-                Error::new(ErrorKind::Io, format!("the system has no random numbers ({error}); set a seed"))
-            })?,
+            None => getrandom::u64()
+                .map_err(|error| Error::new(ErrorKind::Io, format!("the system has no random numbers ({error}); set a seed")))?,
         };
         Ok(Self {
             options: options.clone(),
@@ -63,7 +62,7 @@ impl Sampler {
             round: 0,
             penalized: Vec::new(),
             candidates: Vec::new(),
-            weights: Vec::new(),
+            weighted: Vec::new(),
         })
     }
 
@@ -134,37 +133,27 @@ impl Sampler {
         if top_k == 1 {
             return Ok(best);
         }
+        // Relative to the likeliest token, which no cut drops.
         let weight = |logit: f32| (f64::from(logit - max) * scale).exp();
-
-        if top_k >= logits.len() && top_p >= 1.0 && min_p <= 0.0 {
-            self.weights.clear();
-            self.weights.extend(logits.iter().map(|logit| weight(*logit)));
-            return Ok(draw_from(&self.weights, draw).map_or(best, |(at, _)| at));
-        }
-        let mut candidates = std::mem::take(&mut self.candidates);
-        candidates.clear();
-        // Weights are relative to the likeliest token's, which is 1, so min_p alone could be a comparison; but it applies
-        // to what top_k and top_p left, which never drop the likeliest.
-        candidates.extend((0_u32..).zip(logits.iter().copied()).filter(|(_, logit)| *logit > f32::NEG_INFINITY));
-        let likelier = |a: &(u32, f32), b: &(u32, f32)| descending(a.1, b.1).then(a.0.cmp(&b.0));
-        if top_k < candidates.len() {
-            candidates.select_nth_unstable_by(top_k - 1, likelier);
-            candidates.truncate(top_k);
+        self.weighted.clear();
+        if top_k < logits.len() {
+            keep_top_k(logits, top_k, &mut self.candidates);
+            self.weighted.extend(self.candidates.iter().map(|(id, logit)| (*id, weight(*logit))));
+        } else {
+            self.weighted.extend((0_u32..).zip(logits).map(|(id, logit)| (id, weight(*logit))));
         }
         if top_p < 1.0 {
-            keep_top_p(&mut candidates, f64::from(top_p), weight, likelier);
+            keep_top_p(&mut self.weighted, f64::from(top_p));
         }
         if min_p > 0.0 {
             let least = f64::from(min_p);
-            candidates.retain(|(_, logit)| weight(*logit) >= least);
+            self.weighted.retain(|(_, weight)| *weight >= least);
         }
-        // A draw runs in the order of ids, so that it does not depend on how the selection left them.
-        candidates.sort_unstable_by_key(|(id, _)| *id);
-        self.weights.clear();
-        self.weights.extend(candidates.iter().map(|(_, logit)| weight(*logit)));
-        let chosen = draw_from(&self.weights, draw).map_or(best, |(_, at)| candidates[at].0);
-        self.candidates = candidates;
-        Ok(chosen)
+        // A draw runs in the order of ids, so that it does not depend on how the cuts left them.
+        if top_k < logits.len() || top_p < 1.0 {
+            self.weighted.sort_unstable_by_key(|(id, _)| *id);
+        }
+        Ok(draw_from(&self.weighted, draw).unwrap_or(best))
     }
 
     /// A number in [0, 1) of 53 random bits.
@@ -192,35 +181,50 @@ fn likeliest(logits: &[f32]) -> Result<(u32, f32)> {
     Ok(best)
 }
 
-/// Keeps the fewest of the likeliest candidates whose weights sum to at least `top_p` of all.
-fn keep_top_p(
-    candidates: &mut Vec<(u32, f32)>,
-    top_p: f64,
-    weight: impl Fn(f32) -> f64,
-    likelier: impl Fn(&(u32, f32), &(u32, f32)) -> std::cmp::Ordering + Copy,
-) {
-    let total: f64 = candidates.iter().map(|(_, logit)| weight(*logit)).sum();
-    let wanted = top_p * total;
-    let (mut sorted, mut sum) = (0, 0.0);
-    let mut batch = 64;
-    // Only as many as needed are brought in order, batch by batch.
-    while sorted < candidates.len() {
-        let end = (sorted + batch).min(candidates.len());
-        let rest = &mut candidates[sorted..];
-        if end - sorted < rest.len() {
-            rest.select_nth_unstable_by(end - sorted - 1, likelier);
+/// Puts the `count` likeliest tokens into `kept`, in no order; of equal ones the lower ids.
+fn keep_top_k(logits: &[f32], count: usize, kept: &mut Vec<(u32, f32)>) {
+    kept.clear();
+    let likelier = |a: &(u32, f32), b: &(u32, f32)| descending(a.1, b.1).then(a.0.cmp(&b.0));
+    let all = (0_u32..).zip(logits.iter().copied()).filter(|(_, logit)| *logit > f32::NEG_INFINITY);
+    if count > 128 {
+        kept.extend(all);
+        if count < kept.len() {
+            kept.select_nth_unstable_by(count - 1, likelier);
+            kept.truncate(count);
         }
-        candidates[sorted..end].sort_unstable_by(likelier);
-        for at in sorted..end {
-            sum += weight(candidates[at].1);
-            if sum >= wanted {
-                candidates.truncate(at + 1);
-                return;
+        return;
+    }
+    // Few are kept in order; most tokens are turned away by one comparison.
+    for token in all {
+        if kept.len() == count {
+            match kept.last() {
+                Some(last) if token.1 > last.1 => drop(kept.pop()),
+                _ => continue,
             }
         }
-        sorted = end;
-        batch *= 4;
+        let at = kept.partition_point(|other| other.1 >= token.1);
+        kept.insert(at, token);
     }
+}
+
+/// Keeps the fewest of the likeliest tokens whose weights sum to at least `top_p` of all.
+fn keep_top_p(weighted: &mut Vec<(u32, f64)>, top_p: f64) {
+    let heavier = |a: &(u32, f64), b: &(u32, f64)| b.1.partial_cmp(&a.1).unwrap_or(std::cmp::Ordering::Equal).then(a.0.cmp(&b.0));
+    let wanted = top_p * weighted.iter().map(|(_, weight)| weight).sum::<f64>();
+    // All before `start` are kept and weigh `sum`; the last one to keep lies between `start` and `end`, in halving steps.
+    let (mut start, mut end, mut sum) = (0, weighted.len(), 0.0);
+    while end - start > 1 {
+        let half = (end - start) / 2;
+        weighted[start..end].select_nth_unstable_by(half, heavier);
+        let upper: f64 = weighted[start..start + half].iter().map(|(_, weight)| weight).sum();
+        if sum + upper >= wanted {
+            end = start + half;
+        } else {
+            sum += upper;
+            start += half;
+        }
+    }
+    weighted.truncate(start + 1);
 }
 
 /// Descending order of numbers that are not NaN.
@@ -228,15 +232,15 @@ fn descending(a: f32, b: f32) -> std::cmp::Ordering {
     b.partial_cmp(&a).unwrap_or(std::cmp::Ordering::Equal)
 }
 
-/// Where `draw` (in [0, 1)) falls among `weights`, as a number and as an index; `None` when they sum to nothing.
-fn draw_from(weights: &[f64], draw: f64) -> Option<(u32, usize)> {
-    let target = draw * weights.iter().sum::<f64>();
+/// The token that `draw` (in [0, 1)) falls on; `None` when the weights sum to nothing.
+fn draw_from(weighted: &[(u32, f64)], draw: f64) -> Option<u32> {
+    let target = draw * weighted.iter().map(|(_, weight)| weight).sum::<f64>();
     let mut sum = 0.0;
     let mut last = None;
-    for (index, weight) in (0_u32..).zip(weights) {
+    for (id, weight) in weighted {
         if *weight > 0.0 {
             sum += weight;
-            last = Some((index, index as usize));
+            last = Some(*id);
             if sum > target {
                 break;
             }
@@ -259,18 +263,10 @@ pub fn logprobs(logits: &[f32], chosen: u32, count: usize) -> Result<TokenLogpro
     let log_sum = sum.ln();
     #[allow(clippy::cast_possible_truncation)]
     let logprob = |logit: f32| (f64::from(logit - max) - log_sum) as f32;
-    let likelier = |a: &u32, b: &u32| descending(logits[*a as usize], logits[*b as usize]).then(a.cmp(b));
-    let count = count.min(logits.len());
-    let mut ids: Vec<u32> = Vec::new();
-    if count > 0 {
-        ids.extend((0_u32..).take(logits.len()));
-        if count < ids.len() {
-            ids.select_nth_unstable_by(count - 1, likelier);
-            ids.truncate(count);
-        }
-        ids.sort_unstable_by(likelier);
-    }
-    let top = ids.into_iter().map(|id| (id, logprob(logits[id as usize]))).collect();
+    let mut top = Vec::new();
+    keep_top_k(logits, count.min(logits.len()), &mut top);
+    top.sort_unstable_by(|a, b| descending(a.1, b.1).then(a.0.cmp(&b.0)));
+    let top = top.into_iter().map(|(id, logit)| (id, logprob(logit))).collect();
     Ok(TokenLogprobs { logprob: logprob(*logit), top })
 }
 

@@ -82,11 +82,10 @@ fn plan(decoder: &DecoderWrapper, steps: &mut Vec<Step>, fused: &mut bool, depth
         // The crate's Strip underflows on tokens shorter than `stop`.
         DecoderWrapper::Strip(strip) if strip.stop > 0 => return unknown("stripping the ends of tokens"),
         DecoderWrapper::Strip(_) | DecoderWrapper::Replace(_) => steps.push(Step::Each(Box::new(decoder.clone()))),
-        DecoderWrapper::WordPiece(_) => steps.push(Step::EachAfterFirst(Box::new(decoder.clone()))),
         DecoderWrapper::Metaspace(metaspace) if metaspace.prepend_scheme == PrependScheme::Never => {
             steps.push(Step::Each(Box::new(decoder.clone())));
         }
-        DecoderWrapper::Metaspace(_) => steps.push(Step::EachAfterFirst(Box::new(decoder.clone()))),
+        DecoderWrapper::WordPiece(_) | DecoderWrapper::Metaspace(_) => steps.push(Step::EachAfterFirst(Box::new(decoder.clone()))),
         DecoderWrapper::ByteFallback(_) => steps.push(Step::ByteFallback),
         DecoderWrapper::BPE(bpe) => steps.push(Step::Suffix(bpe.suffix.clone())),
         DecoderWrapper::CTC(_) => return unknown("CTC"),
@@ -376,7 +375,10 @@ impl StopMatcher {
                 return Err(Error::invalid(format!("stop string {index} is empty")));
             }
             if bytes.len() > MAX_STOP_BYTES {
-                return Err(Error::invalid(format!("stop string {index} has {} bytes; the limit is {MAX_STOP_BYTES}", bytes.len())));
+                return Err(Error::invalid(format!(
+                    "stop string {index} has {} bytes; the limit is {MAX_STOP_BYTES}",
+                    bytes.len()
+                )));
             }
             let mut at = 0;
             for byte in bytes {
@@ -452,5 +454,4 @@ fn follow(nodes: &[Node], mut state: usize, byte: u8) -> usize {
 }
 
 #[cfg(test)]
-#[path = "text_stream_tests.rs"]
 mod tests;

@@ -25,6 +25,8 @@ mod from_hf;
 mod pipeline;
 mod pre;
 #[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
 mod tests;
 
 pub(crate) use from_hf::{read_json, read_text};
@@ -166,9 +168,8 @@ impl Tokenizer {
         guard(&source, || {
             parts.inner.with_padding(None);
             parts.inner.with_truncation(None).map_err(|error| bad(&source, "truncation", error))?;
-            let plan = DecodePlan::new(parts.inner.get_decoder()).map_err(|what| {
-                Error::unsupported(format!("{}: decoder: {what}", source.display()))
-            })?;
+            let plan = DecodePlan::new(parts.inner.get_decoder())
+                .map_err(|what| Error::unsupported(format!("{}: decoder: {what}", source.display())))?;
             let roles = parts.roles;
             let named: Vec<u32> =
                 [roles.bos, roles.eos, roles.pad].into_iter().flatten().chain(parts.eos_ids.iter().copied()).collect();

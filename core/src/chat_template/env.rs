@@ -163,8 +163,7 @@ fn number(value: &Value) -> String {
     let scientific = format!("{float:e}");
     let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
     match exponent.parse::<i32>().unwrap_or(0) {
-        power @ -4..16 => {
-            let _ = power;
+        -4..16 => {
             let plain = format!("{float}");
             if plain.contains('.') { plain } else { plain + ".0" }
         }
@@ -183,6 +182,7 @@ struct Json {
 }
 
 /// Python's `json.dumps` with transformers' defaults: not escaped to ASCII, keys in their order.
+#[allow(clippy::needless_pass_by_value)]
 fn to_json(value: &Value, indent: Option<Value>, kwargs: Kwargs) -> Result<Value, Error> {
     let indent = match kwargs.get::<Option<Value>>("indent")?.or(indent) {
         None => None,
@@ -231,9 +231,7 @@ fn json_value(value: &Value, style: &Json, out: &mut String, depth: usize) -> Re
         ValueKind::String => json_string(value.as_str().unwrap_or_default(), style.ascii, out),
         ValueKind::Seq | ValueKind::Iterable => {
             let items: Vec<Value> = value.try_iter()?.collect();
-            json_items(items.len(), '[', ']', style, out, depth, |index, out| {
-                json_value(&items[index], style, out, depth + 1)
-            })?;
+            json_items(items.len(), '[', ']', style, out, depth, |index, out| json_value(&items[index], style, out, depth + 1))?;
         }
         ValueKind::Map => {
             let mut keys: Vec<Value> = value.try_iter()?.collect();

@@ -8,7 +8,7 @@
 //! cannot be made by a user's text, not even from pieces the template joins, while ordinary text is encoded exactly as without
 //! marks: the text is the same and only the recognition of special tokens differs.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use serde_json::{Map, Value};
 
@@ -31,8 +31,8 @@ pub(super) struct Marks {
     structural: Vec<String>,
     /// Special tokens; no text may hold them.
     special: Vec<String>,
-    /// The template, whose own tags an assistant's text may hold.
-    source: String,
+    /// Tags the template mentions; an assistant's own text may hold them.
+    mentioned: HashSet<String>,
 }
 
 /// Longest tag of a template that is looked for in an assistant's text.
@@ -40,11 +40,7 @@ const MAX_TAG: usize = 64;
 
 impl Marks {
     /// Marks for the edges of `protected` tokens (text, whether special) that occur in none of the values nor in `source`.
-    pub(super) fn new<'a>(
-        protected: impl Iterator<Item = (&'a str, bool)>,
-        source: &str,
-        values: &[&Value],
-    ) -> Result<Self> {
+    pub(super) fn new<'a>(protected: impl Iterator<Item = (&'a str, bool)>, source: &str, values: &[&Value]) -> Result<Self> {
         let mut edges = BTreeSet::new();
         let (mut structural, mut specials) = (Vec::new(), Vec::new());
         for (text, special) in protected {
@@ -63,7 +59,7 @@ impl Marks {
             let mark = free.next().ok_or_else(|| Error::invalid("the messages use up a whole plane of private-use characters"))?;
             pairs.push((edge, mark));
         }
-        Ok(Self { pairs, structural, special: specials, source: source.to_owned() })
+        Ok(Self { pairs, structural, special: specials, mentioned: tags_of(source) })
     }
 
     fn mark_of(&self, letter: char) -> Option<char> {
@@ -76,14 +72,9 @@ impl Marks {
         if let Some(tag) = self.structural.iter().find(|tag| rest.starts_with(tag.as_str())) {
             return Some(&rest[..tag.len()]);
         }
-        let close = match rest.as_bytes().first()? {
-            b'<' => '>',
-            b'[' => ']',
-            _ => return None,
-        };
-        let tag = &rest[..=rest.find(close)?];
+        let tag = tag_at(rest)?;
         let special = |tag: &str| self.special.iter().any(|token| token.starts_with(tag) || token.ends_with(tag));
-        (tag.len() <= MAX_TAG && self.source.contains(tag) && !special(tag)).then_some(tag)
+        (self.mentioned.contains(tag) && !special(tag)).then_some(tag)
     }
 
     /// Puts marks into a text. With `own`, tags that only mark structure are left as they are.
@@ -136,6 +127,22 @@ impl Marks {
         }
         (out, places)
     }
+}
+
+/// The text in `<…>` or `[…]` at the beginning of `rest`.
+fn tag_at(rest: &str) -> Option<&str> {
+    let close = match rest.as_bytes().first()? {
+        b'<' => b'>',
+        b'[' => b']',
+        _ => return None,
+    };
+    let end = rest.bytes().take(MAX_TAG).position(|byte| byte == close)?;
+    Some(&rest[..=end])
+}
+
+fn tags_of(source: &str) -> HashSet<String> {
+    let openings = source.match_indices(['<', '[']);
+    openings.filter_map(|(at, _)| tag_at(&source[at..])).map(str::to_owned).collect()
 }
 
 fn private_letters(value: &Value, taken: &mut BTreeSet<char>) {

@@ -150,16 +150,21 @@ pub(super) fn load(header: &GgufHeader) -> Result<Parts> {
         eos_ids.extend(end_of_turn_ids(&built.inner, template));
     }
     let named = [("bos_token", roles.bos), ("eos_token", roles.eos), ("unk_token", roles.unk), ("pad_token", roles.pad)];
-    let role_texts =
-        named.into_iter().filter_map(|(name, id)| Some((name.to_owned(), text_of(id?).to_owned()))).collect();
+    let role_texts = named.into_iter().filter_map(|(name, id)| Some((name.to_owned(), text_of(id?).to_owned()))).collect();
     Ok(Parts { source: path.to_path_buf(), inner: built.inner, roles, eos_ids, max_length: None, role_texts })
 }
 
-/// Control tokens become special, user-defined ones plain added tokens.
+/// Control tokens become special, user-defined ones plain added tokens. Some files forget to mark the tokens that begin and
+/// end texts and turns; when they look like markup, they count as control tokens.
 fn add_tokens(vocabulary: &Vocabulary<'_>, inner: &mut Tokenizer) -> Result<()> {
+    let mut ends = HashSet::new();
+    for key in ["bos", "eos", "eot", "eom"] {
+        ends.extend(vocabulary.id(&format!("tokenizer.ggml.{key}_token_id"))?);
+    }
     let mut added = Vec::new();
     for (id, text) in vocabulary.tokens.iter().enumerate() {
-        let kind = vocabulary.type_of(id);
+        let forgotten = u32::try_from(id).is_ok_and(|id| ends.contains(&id)) && text.starts_with(['<', '[']);
+        let kind = if forgotten { CONTROL } else { vocabulary.type_of(id) };
         if text.is_empty() || !matches!(kind, CONTROL | USER_DEFINED | UNKNOWN) {
             continue;
         }

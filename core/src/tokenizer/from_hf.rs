@@ -23,9 +23,7 @@ pub(crate) fn read_text(path: &Path, limit: u64) -> Result<String> {
     match file.take(limit + 1).read_to_string(&mut text) {
         Ok(read) if read as u64 > limit => Err(Error::bad_model(path, "file", format!("larger than {limit} bytes"))),
         Ok(_) => Ok(text),
-        Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
-            Err(Error::bad_model(path, "file", "not valid UTF-8"))
-        }
+        Err(error) if error.kind() == std::io::ErrorKind::InvalidData => Err(Error::bad_model(path, "file", "not valid UTF-8")),
         Err(error) => Err(Error::io(path, error)),
     }
 }
@@ -134,8 +132,11 @@ pub(super) fn load(dir: &Path) -> Result<Parts> {
         }
         other => other?,
     };
-    let mut inner: tokenizers::Tokenizer =
-        text.parse().map_err(|error| bad(&path, "tokenizer", error))?;
+    let mut inner: tokenizers::Tokenizer = text.parse().map_err(|error| bad(&path, "tokenizer", error))?;
+    let unigram_unk = match inner.get_model() {
+        ModelWrapper::Unigram(_) => unigram_unk(&text),
+        _ => None,
+    };
     drop(text);
     limit_cache(&mut inner);
     let file = |name: &str| read_json(&dir.join(name)).map(Option::unwrap_or_default);
@@ -162,7 +163,7 @@ pub(super) fn load(dir: &Path) -> Result<Parts> {
         bos,
         eos,
         pad: id_of("pad_token")?.or(first_id("pad_token_id")?),
-        unk: id_of("unk_token")?.or_else(|| model_unk(inner.get_model())),
+        unk: id_of("unk_token")?.or_else(|| model_unk(inner.get_model())).or(unigram_unk),
     };
     let mut eos_ids: Vec<u32> = files.ids("eos_token_id")?;
     eos_ids.extend(id_of("eos_token")?);
@@ -199,6 +200,19 @@ pub(super) fn end_of_turn_ids(inner: &tokenizers::Tokenizer, template: &str) -> 
         .filter(|name| template.contains(name) && !(parts_of_turns && *name == "<|end|>"))
         .filter_map(|name| added.get(name).copied())
         .collect()
+}
+
+/// The id of a Unigram model's unknown piece, which the crate does not show.
+fn unigram_unk(tokenizer: &str) -> Option<u32> {
+    #[derive(serde::Deserialize)]
+    struct File {
+        model: Model,
+    }
+    #[derive(serde::Deserialize)]
+    struct Model {
+        unk_id: Option<u32>,
+    }
+    serde_json::from_str::<File>(tokenizer).ok()?.model.unk_id
 }
 
 fn model_unk(model: &ModelWrapper) -> Option<u32> {
@@ -279,8 +293,7 @@ fn same_token(old: &AddedToken, new: &AddedToken) -> bool {
 }
 
 fn configured_token(entry: &Value, path: &Path, field: &str) -> Result<AddedToken> {
-    let content =
-        token_text(entry, path, field)?.ok_or_else(|| Error::bad_model(path, field, "a token without text content"))?;
+    let content = token_text(entry, path, field)?.ok_or_else(|| Error::bad_model(path, field, "a token without text content"))?;
     let flag = |name: &str, default: bool| entry.get(name).and_then(Value::as_bool).unwrap_or(default);
     let special = flag("special", false);
     Ok(AddedToken::from(content, special)

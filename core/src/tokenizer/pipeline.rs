@@ -12,8 +12,7 @@ use std::ops::Range;
 use aho_corasick::{AhoCorasick, MatchKind};
 use tokenizers::normalizer::Range as NormRange;
 use tokenizers::{
-    AddedToken, Encoding as RawEncoding, Model, NormalizedString, Normalizer, OffsetType, PreTokenizedString, PreTokenizer,
-    Token,
+    AddedToken, Encoding as RawEncoding, Model, NormalizedString, Normalizer, OffsetType, PreTokenizedString, PreTokenizer, Token,
 };
 
 use crate::error::{Error, Result};
@@ -133,7 +132,10 @@ impl AddedTokens {
 
     /// The protected tokens: their text, and whether they are special (the others only mark structure).
     pub(super) fn protected(&self) -> impl Iterator<Item = (&str, bool)> {
-        self.protected.iter().filter_map(|id| self.tokens.get(id)).map(|token| (token.content.as_str(), token.special || !is_structural(&token.content)))
+        self.protected
+            .iter()
+            .filter_map(|id| self.tokens.get(id))
+            .map(|token| (token.content.as_str(), token.special || !is_structural(&token.content)))
     }
 
     /// Splits `text`, a part of `whole`, at the added tokens found in it and at `cuts` (byte offsets).

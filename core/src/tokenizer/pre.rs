@@ -52,9 +52,7 @@ fn tekken() -> String {
 }
 
 fn gpt4o() -> String {
-    format!(
-        r"{CASED_WORD_A}{CONTRACTION}?|{CASED_WORD_B}{CONTRACTION}?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACES}"
-    )
+    format!(r"{CASED_WORD_A}{CONTRACTION}?|{CASED_WORD_B}{CONTRACTION}?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACES}")
 }
 
 /// The letters DeepSeek's first models take as words: cased alphabets, spelled out in their `tokenizer.json`.
@@ -87,11 +85,9 @@ fn build(stages: Vec<Stage>, gpt2_words: bool) -> tokenizers::Result<PreTokenize
     let mut parts = Vec::with_capacity(stages.len() + 1);
     for stage in stages {
         parts.push(match stage {
-            Stage::Isolate(pattern) => PreTokenizerWrapper::Split(Split::new(
-                SplitPattern::Regex(pattern),
-                SplitDelimiterBehavior::Isolated,
-                false,
-            )?),
+            Stage::Isolate(pattern) => {
+                PreTokenizerWrapper::Split(Split::new(SplitPattern::Regex(pattern), SplitDelimiterBehavior::Isolated, false)?)
+            }
             Stage::Digits => PreTokenizerWrapper::Digits(Digits::new(true)),
             Stage::DigitRuns => PreTokenizerWrapper::Digits(Digits::new(false)),
         });
@@ -125,10 +121,7 @@ pub(super) fn by_name(name: &str) -> tokenizers::Result<Option<PreTokenizer>> {
         "smollm" | "starcoder" | "refact" | "command-r" | "codeshell" | "exaone" | "minerva-7b" | "mellum2" => {
             plain(build(vec![Stage::Digits], true)?)
         }
-        "falcon" => plain(build(
-            vec![isolate(r"[\p{P}\$\+<=>\^~\|`]+"), isolate(GPT2), isolate("[0-9][0-9][0-9]")],
-            false,
-        )?),
+        "falcon" => plain(build(vec![isolate(r"[\p{P}\$\+<=>\^~\|`]+"), isolate(GPT2), isolate("[0-9][0-9][0-9]")], false)?),
         "llama3" | "llama-v3" | "llama-bpe" | "falcon3" | "falcon-h1" | "pixtral" | "midm-2.0" | "lfm2" | "jina-v5-nano" => {
             PreTokenizer { ignore_merges: true, add_bos: true, ..one(llama3())? }
         }
@@ -151,13 +144,7 @@ pub(super) fn by_name(name: &str) -> tokenizers::Result<Option<PreTokenizer>> {
             false,
         )?),
         "deepseek-coder" => plain(build(
-            vec![
-                isolate("[\r\n]"),
-                isolate(r"\s?\p{L}+"),
-                isolate(r"\s?\p{P}+"),
-                isolate("[一-龥ࠀ-一가-퟿]+"),
-                Stage::Digits,
-            ],
+            vec![isolate("[\r\n]"), isolate(r"\s?\p{L}+"), isolate(r"\s?\p{P}+"), isolate("[一-龥ࠀ-一가-퟿]+"), Stage::Digits],
             false,
         )?),
         "deepseek-v3" | "hunyuan-dense" | "joyai-llm" => plain(build(
