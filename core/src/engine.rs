@@ -1,8 +1,330 @@
-//! The engine.
+//! The engine: loads models into the pool and generates, embeds and reranks with them.
+//!
+//! ```no_run
+//! use hob::engine::{Engine, EngineOptions, GenerateRequest};
+//! use hob::chat_template::Message;
+//!
+//! # fn main() -> hob::Result<()> {
+//! let engine = Engine::open(EngineOptions::default())?;
+//! let request = GenerateRequest::chat("models/smollm2.gguf", vec![Message::user("What is the capital of France?")]);
+//! let answer = hob::block_on(engine.generate(request)?.collect())?;
+//! println!("{}", answer.text);
+//! # Ok(()) }
+//! ```
+//!
+//! - **Threads.** Everything may be called from any thread. Futures work on any executor; the work behind them runs on the
+//!   engine's own threads: one that owns the device (shared by all engines of the process, because MLX must be used from one
+//!   thread only), and one for admissions and timers.
+//! - **Models** are named by a directory, a `.gguf` file, or a hub id in the local Hugging Face cache. A model is loaded at its
+//!   first use and stays in the pool until it is evicted, idle for too long, or the engine closes.
+
 pub(crate) mod backend;
 pub(crate) mod batch;
+pub(crate) mod embed;
+pub(crate) mod generate;
 pub(crate) mod mlx;
+pub(crate) mod rerank;
+pub(crate) mod residency;
+pub(crate) mod score;
 pub(crate) mod thread;
-pub use backend::{DeviceInfo, DeviceMemory};
+
 #[cfg(test)]
 mod golden_tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+
+pub use self::backend::DeviceInfo;
+pub use self::embed::{EmbedRequest, Embeddings, Normalize};
+pub use self::generate::{Chunk, Event, Finish, GenerateRequest, Generation, Prompt, Stream, Summary};
+pub use self::rerank::{Ranked, Ranking, RerankRequest, ScoreKind};
+pub use self::score::{Score, ScoreRequest};
+use self::residency::Residency;
+use self::thread::DeviceThread;
+use crate::cancel::CancelToken;
+use crate::error::{Error, ErrorKind, Result};
+use crate::fake::FakeDevice;
+use crate::model::{Estimate, LoadOptions, ModelKind, ModelSpec};
+use crate::pool::{IdlePolicy, NoRoom, Pool, PoolOptions, Runtime, default_budget, default_physical_limit};
+use crate::weights::FloatType;
+
+/// How an engine is made.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct EngineOptions {
+    /// The pool's budget in bytes; `None` is 70 % of what the device recommends, else of three quarters of the memory.
+    pub budget_bytes: Option<u64>,
+    /// How long models stay after their last use; the default is 900 s.
+    pub idle: IdlePolicy,
+    /// What a request does while there is no room for its model; the default waits.
+    pub no_room: NoRoom,
+}
+
+impl EngineOptions {
+    /// The defaults with this budget.
+    #[must_use]
+    pub fn with_budget(bytes: u64) -> Self {
+        Self { budget_bytes: Some(bytes), ..Self::default() }
+    }
+}
+
+/// What every request has: when to give up, and how its model is loaded and kept.
+#[derive(Debug, Clone, Default)]
+pub struct RequestOptions {
+    /// Gives up when cancelled, in any phase: waiting for room, loading, computing.
+    pub cancel: Option<CancelToken>,
+    /// Gives up after this long, with `Timeout`.
+    pub timeout: Option<Duration>,
+    /// How the model is loaded if it is not resident.
+    pub load: LoadOptions,
+    /// How long the model stays after this use, instead of the pool's policy.
+    pub idle: Option<IdlePolicy>,
+}
+
+impl RequestOptions {
+    /// The token that ends the request: the caller's, the timeout's and the engine's, in one.
+    fn token(&self, engine: &CancelToken) -> CancelToken {
+        let token = self.cancel.as_ref().map_or_else(|| engine.child(), CancelToken::child);
+        match self.timeout {
+            Some(timeout) => token.with_deadline(std::time::Instant::now() + timeout),
+            None => token,
+        }
+    }
+}
+
+/// Seconds spent in each phase; `None` is "did not happen", never 0.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Timings {
+    /// From the call until work on the device began, without the load.
+    pub queue_s: f64,
+    /// The model's load, when this request caused or joined one.
+    pub load_s: Option<f64>,
+    /// From the first prompt token to the first new token.
+    pub prefill_s: Option<f64>,
+    /// From the first new token to the last.
+    pub decode_s: Option<f64>,
+    /// From the call to the end.
+    pub total_s: f64,
+}
+
+/// What `inspect` tells of a model without loading it.
+#[derive(Debug, Clone, Serialize)]
+pub struct ModelInfo {
+    /// The canonical path.
+    pub id: String,
+    /// What it is for.
+    pub kind: ModelKind,
+    /// `model_type`.
+    pub family: String,
+    /// The stored quantisation, if any.
+    pub quantization: Option<String>,
+    /// Whether quantised weights will be expanded when loaded here.
+    pub dequantized: bool,
+    /// The number type it will compute in here; `None` for a fake.
+    pub float: Option<FloatType>,
+    /// Tokens it can attend to.
+    pub context: usize,
+    /// Tokens one input of an embedder or reranker may have.
+    pub max_input: usize,
+    /// The verbs it serves.
+    pub capabilities: Vec<&'static str>,
+    /// How an embedder pools.
+    pub pooling: Option<String>,
+    /// Names of an embedder's prompts.
+    pub prompts: Vec<String>,
+    /// Bytes by part.
+    pub estimate: Estimate,
+    /// The parts' sum: what the pool charges.
+    pub estimate_total: u64,
+}
+
+impl ModelInfo {
+    fn new(spec: &ModelSpec) -> Self {
+        let capabilities = match spec.kind {
+            ModelKind::Chat => vec!["generate", "score"],
+            ModelKind::Embedder => vec!["embed", "rerank"],
+            ModelKind::Reranker => vec!["rerank"],
+        };
+        Self {
+            id: spec.id.clone(),
+            kind: spec.kind,
+            family: spec.family.clone(),
+            quantization: spec.quantization.clone(),
+            dequantized: spec.layout().is_some_and(|layout| layout.dequantize),
+            float: spec.layout().map(|layout| layout.float),
+            context: spec.context,
+            max_input: spec.max_input,
+            capabilities,
+            pooling: (spec.kind == ModelKind::Embedder).then(|| spec.pooling_name()),
+            prompts: spec.prompts.keys().cloned().collect(),
+            estimate: spec.estimate,
+            estimate_total: spec.estimate.total(),
+        }
+    }
+}
+
+/// A device, a pool of models on it, and the verbs. Cheap to clone; the last clone closes it in the background.
+#[derive(Clone)]
+pub struct Engine {
+    shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    pub(crate) residency: Arc<Residency>,
+    /// Parent of every request's token; cancelled when the engine closes.
+    pub(crate) alive: CancelToken,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.residency.mark_closed();
+        self.alive.cancel();
+    }
+}
+
+impl Engine {
+    /// Opens an engine on MLX's default device.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a budget of 0, `Backend` when MLX cannot start.
+    pub fn open(options: EngineOptions) -> Result<Self> {
+        Self::on(DeviceThread::mlx()?, None, options)
+    }
+
+    /// Opens an engine on a scripted device; see [`crate::fake`].
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_fake(device: FakeDevice, options: EngineOptions) -> Result<Self> {
+        let backend = crate::fake::FakeBackend::new(device.clone());
+        let (thread, _) = DeviceThread::start(move || Ok(backend))?;
+        Self::on(thread, Some(device), options)
+    }
+
+    fn on(device: DeviceThread, fake: Option<FakeDevice>, options: EngineOptions) -> Result<Self> {
+        let memory = physical_memory();
+        let mut pool = PoolOptions::new(match options.budget_bytes {
+            Some(bytes) => bytes,
+            None => default_budget(device.device().recommended_bytes, memory),
+        });
+        pool.idle = options.idle;
+        pool.no_room = options.no_room;
+        if fake.is_none() {
+            pool.physical_limit_bytes = Some(default_physical_limit(memory));
+        }
+        let runtime = Arc::new(Runtime::start("hob-engine")?);
+        let residency = Residency::new(device, fake, runtime, pool)?;
+        Ok(Self { shared: Arc::new(Shared { residency, alive: CancelToken::new() }) })
+    }
+
+    /// The pool: its status, its events, and room for a host's own residents.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        self.shared.residency.pool()
+    }
+
+    /// The device that computes.
+    #[must_use]
+    pub fn device(&self) -> &DeviceInfo {
+        self.shared.residency.device().device()
+    }
+
+    /// Reads a model's configuration and headers; loads nothing.
+    ///
+    /// # Errors
+    /// `NotFound`, `BadModel`, `Unsupported` or `Io`, naming file and field.
+    pub fn inspect(&self, model: &str, options: &LoadOptions) -> Result<ModelInfo> {
+        self.shared.residency.read_spec(model, options).map(|spec| ModelInfo::new(&spec))
+    }
+
+    /// Makes a model resident, without using it.
+    ///
+    /// # Errors
+    /// Those of [`inspect`](Self::inspect), of the pool's admission, and of the load itself.
+    pub async fn load(&self, model: &str, options: RequestOptions) -> Result<ModelInfo> {
+        self.check_open()?;
+        let token = options.token(&self.shared.alive);
+        let used = self.shared.residency.acquire(model, &options, &token).await?;
+        Ok(ModelInfo::new(&used.model.spec))
+    }
+
+    /// Starts generating. The stream's events come as the model produces them; errors after this call come from the stream.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for options out of range or an empty conversation, `Closed` after [`close`](Self::close).
+    pub fn generate(&self, request: GenerateRequest) -> Result<Stream> {
+        self.check_open()?;
+        generate::start(&self.shared, request)
+    }
+
+    /// Turns texts into vectors, in the order given.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for bad options or a text that is too long (naming its index and both numbers), `Unsupported` when
+    /// the model does not embed, and those of loading.
+    pub async fn embed(&self, request: EmbedRequest) -> Result<Embeddings> {
+        self.check_open()?;
+        embed::run(&self.shared, request).await
+    }
+
+    /// Orders documents by how well they answer a query.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    pub async fn rerank(&self, request: RerankRequest) -> Result<Ranking> {
+        self.check_open()?;
+        rerank::run(&self.shared, request).await
+    }
+
+    /// Log-probabilities of a given completion.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an empty completion or one that does not fit the context, and those of loading.
+    pub async fn score(&self, request: ScoreRequest) -> Result<Score> {
+        self.check_open()?;
+        score::run(&self.shared, request).await
+    }
+
+    /// The tokenizer and the chat template of a model, without loading its weights.
+    ///
+    /// # Errors
+    /// `NotFound`, `BadModel`, `Unsupported` or `Io`, naming file and field.
+    pub fn text(&self, model: &str) -> Result<crate::model::Text> {
+        let spec = self.shared.residency.read_spec(model, &LoadOptions::default())?;
+        crate::model::Text::read(&spec)
+    }
+
+    /// Ends every request with `Closed`, unloads every model and gives the memory back. Idempotent; other clones are closed too.
+    ///
+    /// # Errors
+    /// One error that names every release that failed; the models are gone all the same.
+    pub async fn close(&self) -> Result<()> {
+        self.shared.residency.mark_closed();
+        self.shared.alive.cancel();
+        self.shared.residency.device().wake();
+        self.pool().close().await
+    }
+
+    fn check_open(&self) -> Result<()> {
+        if self.shared.residency.is_closed() { Err(closed()) } else { Ok(()) }
+    }
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("device", self.device()).finish_non_exhaustive()
+    }
+}
+
+pub(crate) fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "the engine is closed; open a new one")
+}
+
+/// Bytes of memory in this machine; 0 when the system does not say.
+fn physical_memory() -> u64 {
+    // SAFETY: sysconf reads a number.
+    let (pages, size) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
+    u64::try_from(pages).unwrap_or(0) * u64::try_from(size).unwrap_or(0)
+}

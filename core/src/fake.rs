@@ -9,9 +9,12 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex};
 
 use crate::engine::backend::{Advance, Backend, Chooser, Loaded, Row, Slot, TokenBatch};
-use crate::engine::{DeviceInfo, DeviceMemory};
+use crate::chat_template::ChatTemplate;
+use crate::engine::DeviceInfo;
 use crate::error::{Error, ErrorKind, Result};
-use crate::model::{Estimate, ModelKind, ModelSpec, ScoreHead, SpecSource};
+use crate::model::{Estimate, ModelKind, ModelSpec, ScoreHead, SpecSource, Text};
+use crate::pool::MemoryReading;
+use crate::tokenizer::Tokenizer;
 
 /// Tokens are bytes; this one ends a turn.
 pub(crate) const END: u32 = 256;
@@ -75,6 +78,7 @@ impl FakeModel {
             id: self.name.clone(),
             kind: self.kind,
             family: "fake".to_owned(),
+            vocabulary: VOCABULARY,
             context: self.context,
             max_input: self.context,
             estimate: Estimate { weights: self.bytes, kv_cache: 0, working: 0 },
@@ -85,6 +89,16 @@ impl FakeModel {
             source: SpecSource::Fake(self.clone()),
         }
     }
+}
+
+/// The text side of every fake model: each byte is a token, and a template of one line per message.
+pub(crate) fn text() -> Result<Text> {
+    let tokenizer = Tokenizer::bytes(END)?;
+    let template = ChatTemplate::from_text(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}",
+        &tokenizer,
+    )?;
+    Ok(Text { tokenizer, template: Some(template) })
 }
 
 #[derive(Debug, Default)]
@@ -152,9 +166,9 @@ impl FakeDevice {
 
     /// The fake allocator's bytes, read directly.
     #[must_use]
-    pub fn memory(&self) -> DeviceMemory {
+    pub fn memory(&self) -> MemoryReading {
         let controls = self.shared.controls.lock();
-        DeviceMemory { active: controls.active, cache: controls.cache, peak: controls.peak }
+        MemoryReading { active: controls.active, cache: controls.cache, peak: controls.peak, available: None }
     }
 
     pub(crate) fn find(&self, reference: &str) -> Result<ModelSpec> {
@@ -215,7 +229,7 @@ impl Backend for FakeBackend {
         DeviceInfo { kind: "fake", name: "scripted".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned(), recommended_bytes: None }
     }
 
-    fn memory(&self) -> DeviceMemory {
+    fn memory(&self) -> MemoryReading {
         self.device.memory()
     }
 

@@ -23,3 +23,6 @@ pub use cancel::{CancelReason, CancelToken, Cancelled};
 pub use clock::{BoxFuture, Clock, FakeClock, SystemClock};
 pub use error::{Error, ErrorKind, Result};
 pub use pool::{IdlePolicy, Key, Kind, Lease, NoRoom, Pool, PoolOptions};
+
+/// Runs a future to its end on this thread. For hosts without an executor; any other executor does as well.
+pub use pollster::block_on;

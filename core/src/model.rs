@@ -5,11 +5,15 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::chat_template::ChatTemplate;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fake::FakeModel;
 use crate::gguf::GgufHeader;
 use crate::models::{llama, qwen2, qwen3};
-use crate::weights::{FloatType, Layout, Survey};
+use crate::pool::{Key, Kind};
+use crate::tokenizer::Tokenizer;
+use crate::weights::{Layout, Survey};
+pub use crate::weights::FloatType;
 
 pub(crate) mod config;
 mod pooling;
@@ -142,6 +146,16 @@ pub(crate) enum Graph {
     Bert { config: BertConfig, labels: Option<i32> },
 }
 
+impl Graph {
+    fn vocabulary(&self) -> usize {
+        let size = match self {
+            Self::Decoder { config, .. } => config.vocabulary,
+            Self::Bert { config, .. } => config.vocabulary,
+        };
+        usize::try_from(size).unwrap_or(0)
+    }
+}
+
 /// A model on disk, ready to be loaded.
 #[derive(Debug)]
 pub(crate) struct FilesSource {
@@ -156,6 +170,52 @@ pub(crate) struct FilesSource {
 pub(crate) enum SpecSource {
     Files(Box<FilesSource>),
     Fake(FakeModel),
+}
+
+/// The text side of a model: tokenizer and chat template. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Text {
+    /// Turns text into tokens and back.
+    pub tokenizer: Tokenizer,
+    /// Renders conversations; `None` when the model has no template.
+    pub template: Option<ChatTemplate>,
+}
+
+impl Text {
+    pub(crate) fn read(spec: &ModelSpec) -> Result<Self> {
+        let files = match &spec.source {
+            SpecSource::Fake(_) => return crate::fake::text(),
+            SpecSource::Files(files) => files,
+        };
+        let (tokenizer, template) = match &files.location {
+            Location::Directory(dir) => {
+                let tokenizer = Tokenizer::from_dir(dir)?;
+                let template = ChatTemplate::from_dir(dir, &tokenizer);
+                (tokenizer, template)
+            }
+            Location::Gguf(path) => {
+                let header = GgufHeader::open(path)?;
+                let tokenizer = Tokenizer::from_gguf(&header)?;
+                let template = ChatTemplate::from_gguf(&header, &tokenizer);
+                (tokenizer, template)
+            }
+        };
+        match template {
+            Ok(template) => Ok(Self { tokenizer, template: Some(template) }),
+            Err(error) if error.kind() == ErrorKind::Unsupported => Ok(Self { tokenizer, template: None }),
+            // A broken template of a model that does not chat is of no interest.
+            Err(_) if spec.kind != ModelKind::Chat => Ok(Self { tokenizer, template: None }),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The template, or an error that says what to do without one.
+    pub(crate) fn template(&self) -> Result<&ChatTemplate> {
+        self.template.as_ref().ok_or_else(|| {
+            let source = self.tokenizer.source().display();
+            Error::unsupported(format!("{source}: the model has no chat template; give a raw prompt, or put a chat_template.jinja beside the weights"))
+        })
+    }
 }
 
 /// How a reranker's logits become one score.
@@ -175,6 +235,8 @@ pub(crate) struct ModelSpec {
     pub(crate) kind: ModelKind,
     /// `model_type`.
     pub(crate) family: String,
+    /// Logits per token.
+    pub(crate) vocabulary: usize,
     /// Tokens the model can attend to.
     pub(crate) context: usize,
     /// Tokens an embedder or reranker accepts per input.
@@ -271,6 +333,7 @@ impl ModelSpec {
             id: dir.display().to_string(),
             kind,
             family,
+            vocabulary: graph.vocabulary(),
             context,
             max_input: pooling::max_input(&dir, context)?,
             estimate: estimate(&survey, layout, &graph, pooling.dense_bytes(layout.float)),
@@ -307,6 +370,7 @@ impl ModelSpec {
             id: location.path().display().to_string(),
             kind,
             family,
+            vocabulary: graph.vocabulary(),
             context,
             max_input: context,
             estimate: estimate(&survey, layout, &graph, 0),
@@ -316,6 +380,29 @@ impl ModelSpec {
             score_head: ScoreHead::Sigmoid,
             source: SpecSource::Files(Box::new(FilesSource { location, survey, layout, graph, pooling })),
         })
+    }
+
+    /// Whether the model's own modules end in a normalisation.
+    pub(crate) fn normalizes(&self) -> bool {
+        matches!(&self.source, SpecSource::Files(files) if files.pooling.normalize)
+    }
+
+    /// How an embedder pools, as `cls`, `mean`, or several joined by `+`.
+    pub(crate) fn pooling_name(&self) -> String {
+        match &self.source {
+            SpecSource::Files(files) => files.pooling.modes.iter().map(|mode| mode.name()).collect::<Vec<_>>().join("+"),
+            SpecSource::Fake(_) => "mean".to_owned(),
+        }
+    }
+
+    /// The entry's name in the pool: the same files under two kinds are two entries (P2).
+    pub(crate) fn key(&self) -> Key {
+        let kind = match self.kind {
+            ModelKind::Chat => Kind::Chat,
+            ModelKind::Embedder => Kind::Embedder,
+            ModelKind::Reranker => Kind::Reranker,
+        };
+        Key::new(kind, self.id.as_str())
     }
 
     /// The number type and whether quantised weights are expanded; `None` for a fake.

@@ -70,4 +70,6 @@ pub enum Truncate {
     Error,
     /// Cut at the end and report how many tokens were dropped.
     End,
+    /// Cut at the start and report how many tokens were dropped. For prompts only.
+    Start,
 }

@@ -364,7 +364,7 @@ impl Pool {
                 let missing = missing(state);
                 reclaimed.fits = missing == 0;
                 let victim = fewest(missing.min(1), state.table.lru()).first().copied();
-                Ok(victim.and_then(|at| {
+                Ok::<_, Error>(victim.and_then(|at| {
                     let key = state.table.get(at)?.shared.key.clone();
                     let token = state.detach(at, UnloadReason::Evicted, None, out)?;
                     Some((key, release::unload(&inner, at, token, false)))
@@ -389,7 +389,7 @@ impl Pool {
                     unloads.push((key, release::unload(&inner, at, token, false)));
                 }
             }
-            Ok(unloads)
+            Ok::<_, Error>(unloads)
         })?;
         // One task for all, so that the detached ones go even if this future is dropped.
         let done = release::detached(&inner, async move {

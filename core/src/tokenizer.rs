@@ -221,6 +221,44 @@ impl Tokenizer {
         })
     }
 
+    /// Turns a user's text into at most `max_length` tokens, special ones included and kept; the text is cut at its end.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) when `max_length` has no room beside the special tokens.
+    pub fn encode_cut(&self, text: &str, max_length: usize) -> Result<Encoding> {
+        let tokenizer = &*self.0;
+        guard(&tokenizer.source, || {
+            let mut raw = pipeline::encode(&tokenizer.inner, &tokenizer.added, text, 0, Untrusted::Everything)?;
+            let special = tokenizers::PostProcessor::added_tokens;
+            let special = tokenizer.inner.get_post_processor().map_or(0, |processor| special(processor, false));
+            let room = max_length.saturating_sub(special);
+            if room == 0 {
+                return Err(Error::invalid(format!("a limit of {max_length} tokens leaves no room beside {special} special ones")));
+            }
+            let dropped = raw.len().saturating_sub(room);
+            raw.truncate(room, 0, tokenizers::TruncationDirection::Right);
+            let full = tokenizer.inner.post_process(raw, None, true).map_err(processor_failed)?;
+            Ok(Encoding { ids: full.get_ids().to_vec(), type_ids: full.get_type_ids().to_vec(), dropped })
+        })
+    }
+
+    /// A tokenizer whose tokens are bytes, and `end`, which ends a turn: for scripted models.
+    pub(crate) fn bytes(end: u32) -> Result<Self> {
+        let alphabet: serde_json::Map<String, serde_json::Value> =
+            byte_alphabet().chain([("<|end|>".to_owned(), end)]).map(|(text, id)| (text, id.into())).collect();
+        let json = serde_json::json!({
+            "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+            "added_tokens": [{"id": end, "content": "<|end|>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}],
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+            "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+            "model": {"type": "BPE", "vocab": alphabet, "merges": []}
+        });
+        let source = PathBuf::from("fake");
+        let inner = json.to_string().parse().map_err(|error| bad(&source, "tokenizer", error))?;
+        let roles = Roles { eos: Some(end), ..Roles::default() };
+        Self::assemble(Parts { source, inner, roles, eos_ids: vec![end], max_length: None, role_texts: Vec::new() })
+    }
+
     /// Turns a pair of user texts into one sequence for a cross-encoder, with special tokens and token types exactly as
     /// Hugging Face's tokenizer makes them, cut to at most `max_length` tokens (special ones included).
     ///
@@ -410,5 +448,19 @@ fn bos_eos_processor(
 pub(crate) fn guard<T>(file: &Path, work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
         Err(Error::bad_model(file, "tokenizer", "the tokenizer library panicked on it; the file is damaged or not supported"))
+    })
+}
+
+/// Each byte's stand-in character in byte-level vocabularies (GPT-2's table) with the byte as its id.
+fn byte_alphabet() -> impl Iterator<Item = (String, u32)> {
+    let plain = |byte: u32| matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
+    (0..256u32).scan(0, move |moved, byte| {
+        let code = if plain(byte) {
+            byte
+        } else {
+            *moved += 1;
+            255 + *moved
+        };
+        Some((char::from_u32(code).unwrap_or_default().to_string(), byte))
     })
 }

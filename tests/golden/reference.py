@@ -373,7 +373,7 @@ def embedder(model_dir, out_prefix, prompt_names=(None,)):
         prompt = st.prompts.get(name or st.default_prompt_name or "", "") or ""
         ids = []
         for t in TEXTS:
-            feats = st.preprocess([prompt + t]) if hasattr(st, "preprocess") else st.tokenize([prompt + t])
+            feats = st.preprocess([prompt + t])
             ids.append([int(x) for x in feats["input_ids"][0]])
         full = [len(tok.encode(prompt + t).ids) for t in TEXTS]
         for row, n in zip(ids, full):
@@ -409,7 +409,7 @@ PAIRS = [
     ("garden in the snow", " ".join(_LINES)),
     (" ".join(_LINES), "garden in the snow"),
     (" ".join(_LINES[:4]), " ".join(_LINES[4:])),
-    # Both a little over half.
+    # Equally long, 34 tokens each: the odd one of the 61 goes to the document.
     (_LINES[0], _LINES[7]),
 ]
 POSITIVE = {"entailment", "label1", "positive", "relevant", "relevance", "true", "yes"}

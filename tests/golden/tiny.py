@@ -166,7 +166,8 @@ def wordpiece_vocab():
     return entries
 
 
-def write_wordpiece(out, max_length):
+def write_wordpiece(out, max_length, baked=None):
+    """`baked`: cut and pad to this length inside tokenizer.json, as all-MiniLM-L6-v2's file does. Loaders must not heed it."""
     entries = wordpiece_vocab()
     assert len(set(entries)) == len(entries)
     tok = Tokenizer(models.WordPiece(vocab={t: i for i, t in enumerate(entries)}, unk_token="[UNK]",
@@ -177,6 +178,9 @@ def write_wordpiece(out, max_length):
     tok.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in entries[:5]])
     tok.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    if baked:
+        tok.enable_truncation(baked)
+        tok.enable_padding(length=baked, pad_id=0, pad_token="[PAD]")
     tok.save(str(out / "tokenizer.json"), pretty=False)
     (out / "vocab.txt").write_text("\n".join(entries) + "\n", encoding="utf-8")
     dump(out / "tokenizer_config.json", dict(

@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::model::ModelSpec;
+use crate::pool::MemoryReading;
 
 /// A resident model on the owner thread. Never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -17,17 +18,6 @@ pub(crate) struct Loaded {
     pub(crate) slot: Slot,
     /// Bytes the weights really take.
     pub(crate) weight_bytes: u64,
-}
-
-/// MLX's allocator, in bytes, as last read on the owner thread.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
-pub struct DeviceMemory {
-    /// Held by live arrays.
-    pub active: u64,
-    /// Freed arrays' buffers that the allocator keeps for reuse.
-    pub cache: u64,
-    /// The highest `active` so far.
-    pub peak: u64,
 }
 
 /// The device that computes.
@@ -73,7 +63,8 @@ pub(crate) enum Advance {
 /// The owner thread's work. Every call may take as long as the device needs.
 pub(crate) trait Backend {
     fn device(&self) -> DeviceInfo;
-    fn memory(&self) -> DeviceMemory;
+    /// The allocator's bytes now.
+    fn memory(&self) -> MemoryReading;
     /// Returns freed buffers to the operating system.
     fn drain(&mut self) -> Result<()>;
     /// Loads a model; `progress` (0 to 1) may stop it by an error, at any value including the last.

@@ -8,7 +8,6 @@ use safetensors::SafeTensors;
 use serde_json::Value;
 
 use super::backend::{Advance, Chooser, Slot, TokenBatch};
-use super::mlx::Mlx;
 use super::thread::DeviceThread;
 use crate::error::Result;
 use crate::model::{LoadOptions, ModelSpec};
@@ -17,7 +16,7 @@ use crate::weights::FloatType;
 /// MLX belongs to one thread, in tests too.
 fn device() -> &'static DeviceThread {
     static DEVICE: OnceLock<DeviceThread> = OnceLock::new();
-    DEVICE.get_or_init(|| DeviceThread::start(Mlx::new).unwrap())
+    DEVICE.get_or_init(|| DeviceThread::mlx().unwrap())
 }
 
 fn run<T: Send + 'static>(job: impl FnOnce(&mut dyn super::backend::Backend) -> Result<T> + Send + 'static) -> Result<T> {
@@ -128,7 +127,11 @@ fn check_decoder(case: &Case, slot: Slot, how: &str) {
     for prompt in case.expected["prompts"].as_array().unwrap() {
         let name = prompt["name"].as_str().unwrap().to_owned();
         let (shape, expected) = case.array(&name);
-        let prompt = ids(&prompt["ids"]);
+        let prompt = match prompt["unit"].as_array() {
+            // Long prompts are written as a piece to repeat.
+            Some(_) => ids(&prompt["unit"]).into_iter().cycle().take(prompt["length"].as_u64().unwrap() as usize).collect(),
+            None => ids(&prompt["ids"]),
+        };
         let from = if shape.len() == 2 { 0 } else { prompt.len() - 1 };
         let found = run(move |backend| backend.logits(slot, &prompt, from)).unwrap().concat();
         let difference = largest_difference(&found, &expected);
@@ -178,11 +181,15 @@ fn decoders_equal_transformers() {
 fn embedders_equal_sentence_transformers() {
     for case in cases("embedder") {
         let spec = ModelSpec::read(&case.path, &LoadOptions::default(), true).unwrap_or_else(|error| panic!("{}: {error}", case.name));
+        let normalize = spec.normalizes();
         let slot = load(spec).unwrap_or_else(|error| panic!("{}: {}", case.name, error.full_message()));
         for set in case.expected["sets"].as_array().unwrap() {
             let (shape, expected) = case.array(set["vectors"].as_str().unwrap());
             let batch = TokenBatch { ids: set["input_ids"].as_array().unwrap().iter().map(ids).collect(), types: Vec::new() };
-            let found = run(move |backend| backend.embed(slot, &batch)).unwrap();
+            let mut found = run(move |backend| backend.embed(slot, &batch)).unwrap();
+            if normalize {
+                found.iter_mut().for_each(|vector| super::embed::normalize(vector));
+            }
             for (index, (found, expected)) in found.iter().zip(expected.chunks_exact(shape[1])).enumerate() {
                 let difference = largest_difference(found, expected);
                 assert!(difference <= tolerance("vectors"), "{}: vector {index} differs by {difference}", case.name);

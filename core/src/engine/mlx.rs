@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use mlx_rs::ops::indexing::{TryIndexOp, argmax_axis, take_along_axis};
 use mlx_rs::{Array, Dtype, Stream, memory, ops, transforms, with_stream};
 
-use super::backend::{Advance, Backend, Chooser, DeviceInfo, DeviceMemory, Loaded, Row, Slot, TokenBatch};
+use super::backend::{Advance, Backend, Chooser, DeviceInfo, Loaded, Row, Slot, TokenBatch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::kv_cache::KvCache;
 use crate::model::{FilesSource, Graph, ModelSpec, PoolingMode, SpecSource};
@@ -13,6 +13,7 @@ use crate::models::bert::Bert;
 use crate::models::llama::Llama;
 use crate::models::{Decoder, Encoder};
 use crate::nn::{Linear, scalar};
+use crate::pool::MemoryReading;
 use crate::weights::{Survey, Weights};
 
 /// Prompt tokens per prefill step: what a cancel or another row may have to wait for.
@@ -31,7 +32,6 @@ struct Resident {
     body: Body,
     pooling: Vec<PoolingMode>,
     dense: Vec<(Linear, Activation)>,
-    normalize: bool,
     vocabulary: u32,
     types: u32,
 }
@@ -144,14 +144,21 @@ impl Backend for Mlx {
         self.device.clone()
     }
 
-    fn memory(&self) -> DeviceMemory {
+    fn memory(&self) -> MemoryReading {
         let read = |value: mlx_rs::error::Result<usize>| value.unwrap_or(0) as u64;
-        DeviceMemory { active: read(memory::active_memory()), cache: read(memory::cache_memory()), peak: read(memory::peak_memory()) }
+        MemoryReading { active: read(memory::active_memory()), cache: read(memory::cache_memory()), peak: read(memory::peak_memory()), available: None }
     }
 
     fn drain(&mut self) -> Result<()> {
         synchronize(&self.stream)?;
-        Ok(memory::clear_cache()?)
+        memory::clear_cache()?;
+        // MLX's CPU allocator is the C library's, which keeps freed pages for itself until asked.
+        #[cfg(all(target_os = "linux", target_env = "gnu"))]
+        // SAFETY: no arguments, callable at any time.
+        unsafe {
+            libc::malloc_trim(0);
+        }
+        Ok(())
     }
 
     fn load(&mut self, spec: &ModelSpec, progress: &mut dyn FnMut(f32) -> Result<()>) -> Result<Loaded> {
@@ -253,10 +260,6 @@ impl Backend for Mlx {
                     pooled = ops::tanh(&pooled)?;
                 }
             }
-            if resident.normalize {
-                let norm = ops::sqrt(ops::square(&pooled)?.sum_axis(1, true)?)?;
-                pooled = ops::divide(&pooled, ops::maximum(norm, scalar(1e-12, Dtype::Float32)?)?)?;
-            }
             rows_of(&pooled)
         })
     }
@@ -323,7 +326,7 @@ fn load(files: &FilesSource, progress: &mut dyn FnMut(f32) -> Result<()>) -> Res
         dense.push((weights.linear("linear", module.output, module.input, module.bias)?, module.activation));
         weights.finish_model(&[])?;
     }
-    Ok(Resident { body, pooling: files.pooling.modes.clone(), dense, normalize: files.pooling.normalize, vocabulary, types })
+    Ok(Resident { body, pooling: files.pooling.modes.clone(), dense, vocabulary, types })
 }
 
 fn advance(decoder: &dyn Decoder, state: &mut RowState, chooser: &mut dyn Chooser) -> Result<Advance> {
@@ -462,7 +465,9 @@ fn item<T: mlx_rs::ArrayElement>(array: &Array) -> Result<T> {
 }
 
 fn to_host(array: &Array) -> Result<Vec<f32>> {
-    array.as_dtype(Dtype::Float32)?.to_vec_cast::<f32>().map_err(|error| Error::new(ErrorKind::Backend, format!("MLX: {error}")))
+    // A slice of a larger array is not contiguous; copying it out needs it to be.
+    let array = array.as_dtype(Dtype::Float32)?.contiguous()?;
+    array.to_vec_exact::<f32>().map_err(|error| Error::new(ErrorKind::Backend, format!("MLX: {error}")))
 }
 
 fn rows_of(matrix: &Array) -> Result<Vec<Vec<f32>>> {

@@ -3,16 +3,18 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::backend::{Advance, Backend, Chooser, DeviceInfo, DeviceMemory, Row, Slot};
+use super::backend::{Advance, Backend, Chooser, DeviceInfo, Row, Slot};
+use super::mlx::Mlx;
 use crate::error::{Error, ErrorKind, Result};
+use crate::pool::{MemoryProbe, MemoryReading};
 
 /// A generation as the thread sees it. Called on the owner thread only, and must not block.
 pub(crate) trait RowTask: Chooser + Send {
@@ -39,8 +41,8 @@ pub(crate) enum Ending {
     Length,
     /// The model's context is full.
     Context,
-    /// Cancelled or abandoned: abort.
-    Interrupted(ErrorKind),
+    /// Cancelled, out of time, or abandoned.
+    Interrupted,
 }
 
 type Job = Box<dyn FnOnce(&mut dyn Backend) + Send>;
@@ -48,32 +50,69 @@ type Job = Box<dyn FnOnce(&mut dyn Backend) + Send>;
 enum Message {
     Job(Job),
     Row(Box<dyn RowTask>),
-    /// A reader made room, or a token was cancelled: look at the rows again.
+    /// A reader made room, or a request was cancelled: look at the rows again.
     Wake,
-    Stop,
 }
 
 /// Readings that never wait for the thread.
 #[derive(Debug, Default)]
-struct Gauge {
+pub(crate) struct Gauge {
     active: AtomicU64,
     cache: AtomicU64,
     peak: AtomicU64,
-    stopped: AtomicBool,
 }
 
-/// A handle to the thread; cheap to clone, usable from any thread. The thread ends when told to, or when every handle is gone.
+impl Gauge {
+    fn set(&self, reading: MemoryReading) {
+        self.active.store(reading.active, Ordering::Relaxed);
+        self.cache.store(reading.cache, Ordering::Relaxed);
+        self.peak.store(reading.peak, Ordering::Relaxed);
+    }
+}
+
+impl MemoryProbe for Gauge {
+    fn read(&self) -> MemoryReading {
+        MemoryReading {
+            active: self.active.load(Ordering::Relaxed),
+            cache: self.cache.load(Ordering::Relaxed),
+            peak: self.peak.load(Ordering::Relaxed),
+            available: None,
+        }
+    }
+}
+
+/// A handle to the thread; cheap to clone, usable from any thread. The thread ends when the last handle is gone.
 #[derive(Clone)]
 pub(crate) struct DeviceThread {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
     sender: Sender<Message>,
     gauge: Arc<Gauge>,
     device: DeviceInfo,
-    join: Arc<Mutex<Option<JoinHandle<()>>>>,
 }
 
+/// The process's MLX thread, while somebody holds it: MLX must not be used from two threads, so two engines share one.
+static MLX: Mutex<(Weak<Inner>, Option<JoinHandle<()>>)> = Mutex::new((Weak::new(), None));
+
 impl DeviceThread {
-    /// Starts the thread and makes its backend there.
-    pub(crate) fn start<B: Backend + 'static>(make: impl FnOnce() -> Result<B> + Send + 'static) -> Result<Self> {
+    /// The process's MLX thread, started when nobody holds it yet. Waits for a former one to end first.
+    pub(crate) fn mlx() -> Result<Self> {
+        let mut current = MLX.lock();
+        if let Some(inner) = current.0.upgrade() {
+            return Ok(Self { inner });
+        }
+        if let Some(former) = current.1.take() {
+            let _ = former.join();
+        }
+        let (thread, handle) = Self::start(Mlx::new)?;
+        *current = (Arc::downgrade(&thread.inner), Some(handle));
+        Ok(thread)
+    }
+
+    /// Starts a thread and makes its backend there.
+    pub(crate) fn start<B: Backend + 'static>(make: impl FnOnce() -> Result<B> + Send + 'static) -> Result<(Self, JoinHandle<()>)> {
         let (sender, receiver) = channel();
         let (ready, made) = channel();
         let gauge = Arc::new(Gauge::default());
@@ -83,33 +122,28 @@ impl DeviceThread {
             match backend {
                 Ok(backend) => {
                     let _ = ready.send(Ok(backend.device()));
-                    Owner { backend, receiver, rows: VecDeque::new(), gauge: Arc::clone(&shared) }.run();
+                    Owner { backend, receiver, rows: VecDeque::new(), gauge: shared }.run();
                 }
                 Err(error) => {
                     let _ = ready.send(Err(error));
                 }
             }
-            shared.stopped.store(true, Ordering::Release);
         };
-        let join = std::thread::Builder::new()
+        let handle = std::thread::Builder::new()
             .name("hob-device".into())
             .spawn(body)
             .map_err(|error| Error::new(ErrorKind::OutOfMemory, "cannot start the device thread").with_source(error))?;
         let device = made.recv().map_err(|_| Error::internal("the device thread ended before it was ready"))??;
-        Ok(Self { sender, gauge, device, join: Arc::new(Mutex::new(Some(join))) })
+        Ok((Self { inner: Arc::new(Inner { sender, gauge, device }) }, handle))
     }
 
     pub(crate) fn device(&self) -> &DeviceInfo {
-        &self.device
+        &self.inner.device
     }
 
-    /// The last reading of the allocator; never waits.
-    pub(crate) fn memory(&self) -> DeviceMemory {
-        DeviceMemory {
-            active: self.gauge.active.load(Ordering::Relaxed),
-            cache: self.gauge.cache.load(Ordering::Relaxed),
-            peak: self.gauge.peak.load(Ordering::Relaxed),
-        }
+    /// The last reading of the allocator; reading it never waits.
+    pub(crate) fn gauge(&self) -> Arc<Gauge> {
+        Arc::clone(&self.inner.gauge)
     }
 
     /// Runs `job` on the thread. A panic in it is that job's `Internal` error. Dropping the future does not stop a running job.
@@ -124,12 +158,12 @@ impl DeviceThread {
 
     /// Runs `job` on the thread without waiting for it; nothing happens when the thread is gone, since its state is too.
     pub(crate) fn post_job(&self, job: impl FnOnce(&mut dyn Backend) + Send + 'static) {
-        let _ = self.sender.send(Message::Job(Box::new(job)));
+        let _ = self.inner.sender.send(Message::Job(Box::new(job)));
     }
 
     /// Adds a generation row. When the thread is gone the task is finished here with `Closed`.
     pub(crate) fn add_row(&self, task: Box<dyn RowTask>) {
-        if let Err(unsent) = self.sender.send(Message::Row(task))
+        if let Err(unsent) = self.inner.sender.send(Message::Row(task))
             && let Message::Row(task) = unsent.0
         {
             task.finish(Err(closed()));
@@ -138,27 +172,11 @@ impl DeviceThread {
 
     /// Makes the thread look at its rows again.
     pub(crate) fn wake(&self) {
-        let _ = self.sender.send(Message::Wake);
+        let _ = self.inner.sender.send(Message::Wake);
     }
 
     fn post(&self, message: Message) -> Result<()> {
-        self.sender.send(message).map_err(|_| closed())
-    }
-
-    /// Asks the thread to end: rows are finished with `Closed`, jobs already posted still run.
-    pub(crate) fn stop(&self) {
-        let _ = self.sender.send(Message::Stop);
-    }
-
-    /// Waits for the thread's end; call after [`stop`](Self::stop), never from the thread itself.
-    pub(crate) fn join(&self) {
-        if let Some(handle) = self.join.lock().take() {
-            let _ = handle.join();
-        }
-    }
-
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.gauge.stopped.load(Ordering::Acquire)
+        self.inner.sender.send(message).map_err(|_| closed())
     }
 }
 
@@ -217,7 +235,6 @@ impl<B: Backend> Owner<B> {
                     idle = false;
                 }
                 Some(Message::Wake) => idle = self.rows.is_empty(),
-                Some(Message::Stop) => return self.shut_down(),
                 None => idle = !self.round(),
             }
         }
@@ -285,17 +302,14 @@ impl<B: Backend> Owner<B> {
                     let _ = catch_unwind(AssertUnwindSafe(|| job(&mut self.backend)));
                 }
                 Message::Row(task) => task.finish(Err(closed())),
-                Message::Wake | Message::Stop => {}
+                Message::Wake => {}
             }
         }
         self.read_gauge();
     }
 
     fn read_gauge(&self) {
-        let memory = self.backend.memory();
-        self.gauge.active.store(memory.active, Ordering::Relaxed);
-        self.gauge.cache.store(memory.cache, Ordering::Relaxed);
-        self.gauge.peak.store(memory.peak, Ordering::Relaxed);
+        self.gauge.set(self.backend.memory());
     }
 
     /// On Apple's systems every job gets its own autorelease pool: this thread has none, and Metal's objects would pile up.

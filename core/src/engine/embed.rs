@@ -1,0 +1,239 @@
+//! embed: texts become vectors.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use super::backend::TokenBatch;
+use super::batch::{MAX_ROWS, MAX_SLOTS, plan};
+use super::residency::{Residency, Used};
+use super::{RequestOptions, Shared, Timings};
+use crate::cancel::CancelToken;
+use crate::error::{Error, ErrorKind, Result};
+use crate::model::{ModelKind, ModelSpec, Text};
+use crate::options::Truncate;
+use crate::tokenizer::Encoding;
+
+/// Whether vectors are scaled to unit length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Normalize {
+    /// As the model's own modules say (the default).
+    #[default]
+    Auto,
+    /// Always.
+    Yes,
+    /// Never.
+    No,
+}
+
+/// A request to embed.
+#[derive(Debug, Clone)]
+pub struct EmbedRequest {
+    /// The model: a directory or a hub id.
+    pub model: String,
+    /// The texts; at least one. An empty text is embedded as the special tokens alone, or refused when there are none.
+    pub texts: Vec<String>,
+    /// Which of the model's prompts to put before each text (`query`, `document`, …); `None` takes the model's default prompt.
+    pub prompt_name: Option<String>,
+    /// Keep this many leading dimensions (Matryoshka); the rest is cut, then scaled again if vectors are scaled.
+    pub dimensions: Option<usize>,
+    /// Whether vectors are scaled to unit length.
+    pub normalize: Normalize,
+    /// What happens to a text longer than the model takes. `Start` is not offered here.
+    pub truncate: Truncate,
+    /// Cancel, timeout, loading.
+    pub options: RequestOptions,
+}
+
+impl EmbedRequest {
+    /// These texts, with the defaults.
+    pub fn new(model: impl Into<String>, texts: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        Self {
+            model: model.into(),
+            texts: texts.into_iter().map(Into::into).collect(),
+            prompt_name: None,
+            dimensions: None,
+            normalize: Normalize::default(),
+            truncate: Truncate::default(),
+            options: RequestOptions::default(),
+        }
+    }
+}
+
+/// Vectors, one row per text in the order given.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Embeddings {
+    /// All rows after one another, `texts x dimensions`, row-major float32.
+    pub data: Vec<f32>,
+    /// Numbers per row.
+    pub dimensions: usize,
+    /// How token states were pooled.
+    pub pooling: String,
+    /// Tokens computed, special ones included.
+    pub prompt_tokens: usize,
+    /// Tokens cut off, with truncation.
+    pub dropped_tokens: usize,
+    /// Time by phase; `prefill_s` is the computation.
+    pub timings: Timings,
+}
+
+impl Embeddings {
+    /// The rows in order.
+    pub fn rows(&self) -> impl ExactSizeIterator<Item = &[f32]> {
+        self.data.chunks_exact(self.dimensions)
+    }
+}
+
+pub(super) async fn run(shared: &Arc<Shared>, request: EmbedRequest) -> Result<Embeddings> {
+    let began = Instant::now();
+    if request.texts.is_empty() {
+        return Err(Error::invalid("texts is empty; give at least one text"));
+    }
+    if request.truncate == Truncate::Start {
+        return Err(Error::invalid("truncate is start; embeddings are cut at the end only"));
+    }
+    if request.dimensions == Some(0) {
+        return Err(Error::invalid("dimensions is 0; it must be at least 1"));
+    }
+    let residency = &shared.residency;
+    let token = request.options.token(&shared.alive);
+    let used = residency.acquire(&request.model, &request.options, &token).await?;
+    require(&used.model.spec, ModelKind::Embedder)?;
+    let spec = Arc::clone(&used.model.spec);
+    let prompt = prompt_of(&spec, request.prompt_name.as_deref())?;
+    let queue = began.elapsed().saturating_sub(used.load.unwrap_or_default());
+    let computing = Instant::now();
+    let encodings = encode_texts(&used.model.text, &spec, prompt, request.texts, request.truncate).await?;
+    let prompt_tokens = encodings.iter().map(Encoding::len).sum();
+    let dropped_tokens = encodings.iter().map(|encoding| encoding.dropped).sum();
+    let mut vectors = vectors(residency, &used, encodings, &token).await?;
+    let native = vectors.first().map_or(0, Vec::len);
+    let dimensions = request.dimensions.unwrap_or(native);
+    if dimensions > native {
+        return Err(Error::invalid(format!("dimensions is {dimensions}; the model's vectors have {native}")));
+    }
+    let scale = match request.normalize {
+        Normalize::Auto => spec.normalizes(),
+        Normalize::Yes => true,
+        Normalize::No => false,
+    };
+    for vector in &mut vectors {
+        vector.truncate(dimensions);
+        if scale {
+            normalize(vector);
+        }
+    }
+    let timings = Timings {
+        queue_s: queue.as_secs_f64(),
+        load_s: used.load.map(|load| load.as_secs_f64()),
+        prefill_s: Some(computing.elapsed().as_secs_f64()),
+        decode_s: None,
+        total_s: began.elapsed().as_secs_f64(),
+    };
+    Ok(Embeddings { data: vectors.concat(), dimensions, pooling: spec.pooling_name(), prompt_tokens, dropped_tokens, timings })
+}
+
+/// Refuses a model of another kind, saying which it is.
+pub(super) fn require(spec: &ModelSpec, kind: ModelKind) -> Result<()> {
+    if spec.kind == kind {
+        return Ok(());
+    }
+    let verb = if kind == ModelKind::Embedder { "embed" } else { "rerank" };
+    Err(Error::unsupported(format!("{} is a {} model and does not {verb}", spec.id, spec.kind.name())))
+}
+
+fn prompt_of(spec: &ModelSpec, name: Option<&str>) -> Result<String> {
+    let name = name.or(spec.default_prompt.as_deref());
+    match name {
+        None => Ok(String::new()),
+        Some(name) => spec.prompts.get(name).cloned().ok_or_else(|| {
+            let known: Vec<&str> = spec.prompts.keys().map(String::as_str).collect();
+            Error::invalid(format!("the model has no prompt {name:?}; it has: {}", if known.is_empty() { "none".to_owned() } else { known.join(", ") }))
+        }),
+    }
+}
+
+/// Tokens of each text with its prompt, cut or refused at the model's input limit.
+pub(super) async fn encode_texts(text: &Text, spec: &Arc<ModelSpec>, prompt: String, texts: Vec<String>, truncate: Truncate) -> Result<Vec<Encoding>> {
+    let (text, spec) = (text.clone(), Arc::clone(spec));
+    crate::pool::unblock(move || {
+        let mut encodings = Vec::with_capacity(texts.len());
+        for (index, one) in texts.iter().enumerate() {
+            let encoding = if prompt.is_empty() {
+                text.tokenizer.encode_cut(one, spec.max_input)?
+            } else {
+                text.tokenizer.encode_cut(&format!("{prompt}{one}"), spec.max_input)?
+            };
+            if encoding.is_empty() {
+                return Err(Error::invalid(format!("text {index} has no tokens; give some text")));
+            }
+            if encoding.dropped > 0 && truncate == Truncate::Error {
+                return Err(Error::invalid(format!(
+                    "text {index} has {} tokens and the model takes {}; shorten it, or ask for truncation",
+                    encoding.len() + encoding.dropped,
+                    spec.max_input
+                )));
+            }
+            encodings.push(encoding);
+        }
+        Ok(encodings)
+    })
+    .await
+}
+
+/// Pooled vectors in the order of the encodings. Each batch is one job, so that streams move between batches.
+pub(super) async fn vectors(residency: &Arc<Residency>, used: &Used, encodings: Vec<Encoding>, token: &CancelToken) -> Result<Vec<Vec<f32>>> {
+    batched(residency, used, encodings, token, "an embedding", |backend, slot, batch| backend.embed(slot, batch)).await
+}
+
+/// Runs `compute` over length-sorted batches and puts the rows back in order. A row that is not finite is an error naming its index.
+pub(super) async fn batched(
+    residency: &Arc<Residency>,
+    used: &Used,
+    mut encodings: Vec<Encoding>,
+    token: &CancelToken,
+    what: &'static str,
+    compute: fn(&mut dyn super::backend::Backend, super::backend::Slot, &TokenBatch) -> Result<Vec<Vec<f32>>>,
+) -> Result<Vec<Vec<f32>>> {
+    let lengths: Vec<usize> = encodings.iter().map(Encoding::len).collect();
+    let mut rows: Vec<Vec<f32>> = vec![Vec::new(); encodings.len()];
+    for group in plan(&lengths, MAX_ROWS, MAX_SLOTS) {
+        token.check().map_err(|_| residency.interrupted(token))?;
+        let batch = TokenBatch {
+            ids: group.iter().map(|&index| std::mem::take(&mut encodings[index].ids)).collect(),
+            types: group.iter().map(|&index| std::mem::take(&mut encodings[index].type_ids)).collect(),
+        };
+        let slot = used.model.slot;
+        // The job holds the model: a caller who leaves must not free it under the device.
+        let (model, cancel) = (Arc::clone(&used.model), token.clone());
+        let work = residency.device().call(what, move |backend| {
+            cancel.check()?;
+            let rows = compute(backend, slot, &batch);
+            drop(model);
+            rows
+        });
+        let computed = tokio::select! {
+            computed = work => computed,
+            _ = token.cancelled() => return Err(residency.interrupted(token)),
+        };
+        let computed = computed.map_err(|error| if token.is_cancelled() { residency.interrupted(token) } else { error })?;
+        for (index, row) in group.into_iter().zip(computed) {
+            if row.iter().any(|number| !number.is_finite()) {
+                return Err(Error::new(ErrorKind::Backend, format!("{what} of input {index} has numbers that are not finite")));
+            }
+            rows[index] = row;
+        }
+    }
+    Ok(rows)
+}
+
+/// Scales a vector to unit length; the norm is clamped at 1e-12 (spec 5.3), so a zero vector stays zero.
+#[allow(clippy::cast_possible_truncation)] // computed in f64, kept in f32
+pub(crate) fn normalize(vector: &mut [f32]) {
+    let norm = vector.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>().sqrt().max(1e-12);
+    for x in vector {
+        *x = (f64::from(*x) / norm) as f32;
+    }
+}
