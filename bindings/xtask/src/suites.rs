@@ -43,7 +43,7 @@ fn shuttle(workspace: &Workspace) -> std::result::Result<Command, &'static str> 
         return Err("core has no feature `shuttle`");
     }
     let mut cargo = proc::cargo();
-    cargo.args(["test", "--no-fail-fast", "--package", "hob", "--features", SHUTTLE, "--test", "shuttle*"]);
+    cargo.args(["test", "--no-fail-fast", "--package", "hob", "--features", SHUTTLE, "--test", "*shuttle*"]);
     // Exploring takes optimised code; the dependencies are optimised in the dev profile, so `--release` would only build
     // them all once more.
     cargo.args(["--config", "profile.dev.opt-level=2"]);

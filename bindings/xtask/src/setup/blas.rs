@@ -31,7 +31,7 @@ pub(crate) fn find_openblas(arch: &str) -> Option<PathBuf> {
 
 const LIBRARY: &str = "libopenblas.so.0";
 
-/// `	libopenblas.so.0 (libc6,x86-64) => /lib/x86_64-linux-gnu/libopenblas.so.0`
+/// `libopenblas.so.0 (libc6,x86-64) => /lib/x86_64-linux-gnu/libopenblas.so.0`
 fn from_ldconfig(output: &str, arch: &str) -> Option<PathBuf> {
     let tag = if arch == "aarch64" { "AArch64" } else { "x86-64" };
     output.lines().find_map(|line| {
