@@ -54,6 +54,12 @@ impl Account {
         self.available.map(|available| self.measured.max(self.charged()) + u128::from(available))
     }
 
+    /// Bytes that leave the account without anybody ending a use: releases under way, less what is promised to the
+    /// admissions whose victims they are.
+    pub(crate) fn coming_back(&self) -> u128 {
+        self.returning.saturating_sub(self.overlap)
+    }
+
     /// Bytes free under the limit.
     pub(crate) fn free(&self) -> u128 {
         self.limit().saturating_sub(self.used())
@@ -108,6 +114,11 @@ pub(crate) fn decide(
     let mut victims: Vec<u32> = expired.iter().map(|(entry, _)| *entry).collect();
     let idle = account.evictable.saturating_sub(expired_bytes);
     let need = (used + cost).saturating_sub(limit);
+    // What is on its way back anyway is better waited for than a warm model evicted.
+    let soon = need > 0 && need <= account.coming_back() && no_room != NoRoom::LoadAnyway;
+    if soon {
+        return Decision::Wait;
+    }
     if need <= idle {
         victims.extend(fewest(need, lru));
         return Decision::Admit { victims, over_budget: false };
@@ -116,7 +127,7 @@ pub(crate) fn decide(
     let rest = used - idle.min(used) + cost;
     let over_physical = hard.filter(|hard| rest > *hard);
     match no_room {
-        NoRoom::Refuse if need <= idle + account.returning => Decision::Wait,
+        NoRoom::Refuse if need <= idle + account.coming_back() => Decision::Wait,
         NoRoom::Refuse => Decision::Refuse(over_physical.map_or(Refusal::NoRoom, Refusal::Physical)),
         NoRoom::Wait if account.movable > 0 => Decision::Wait,
         NoRoom::Wait | NoRoom::LoadAnyway => match over_physical {

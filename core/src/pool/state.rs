@@ -523,7 +523,7 @@ impl State {
             // Whoever came first is served first; a caller who refuses to wait for leases may still stand behind admissions
             // that, like its own, only wait for releases under way.
             let account = self.account();
-            let soon = account.used().saturating_sub(account.returning) + self.queued_bytes + u128::from(cost);
+            let soon = account.used().saturating_sub(account.coming_back()) + self.queued_bytes + u128::from(cost);
             if no_room == NoRoom::Refuse && soon > account.limit() {
                 return self.refuse(inner, token, Refusal::NoRoom, out);
             }
