@@ -378,6 +378,12 @@ impl Rig {
         self.status().entries.iter().map(|entry| entry.key.to_string()).collect()
     }
 
+    /// Bytes really held, cache included.
+    pub fn held(&self) -> u64 {
+        let memory = self.memory.lock().unwrap();
+        memory.active + memory.cache
+    }
+
     /// The account is exact, and says no less than what is really held.
     pub fn check(&self) {
         self.pool.check_account().unwrap();
