@@ -710,7 +710,7 @@ fn snapshot(state: &State, memory: Option<MemoryReading>) -> Status {
                 measured_bytes: entry.measured,
                 pinned: entry.pinned,
                 uses: entry.uses,
-                idle_ms: millis(now.saturating_duration_since(entry.last_use)),
+                idle_ms: if entry.uses > 0 { 0 } else { millis(now.saturating_duration_since(entry.last_use)) },
                 idle: entry.policy(state.idle).normalized(),
                 unload_in_ms: ms_until(entry.unload_at(state.idle)),
                 progress: None,

@@ -417,7 +417,8 @@ fn an_estimate_runs_once_per_load_and_not_on_a_hit() {
     rig.admit(admission(chat("a"))).done().unwrap();
     assert_eq!(runs.load(Ordering::SeqCst), 1);
     assert_eq!(rig.status().resident_bytes, 30);
-    let failing = Admission::estimated(chat("b"), || Box::pin(async { Err(hob::Error::new(ErrorKind::NotFound, "no such model")) }));
+    let failing =
+        Admission::estimated(chat("b"), || Box::pin(async { Err(hob::Error::new(ErrorKind::NotFound, "no such model")) }));
     assert_eq!(rig.admit(failing).done().unwrap_err().kind(), ErrorKind::NotFound);
     rig.check();
     assert_eq!(rig.keys(), ["chat:a"]);
@@ -434,4 +435,30 @@ fn p20_the_load_runs_inside_the_admission_and_events_tell_the_order() {
         .collect();
     assert_eq!(names, ["unload_started", "unloaded", "load_started", "loaded"]);
     let _ = UnloadReason::Evicted;
+}
+
+#[test]
+fn a_replacement_keeps_its_own_room_and_lets_those_in_line_have_what_is_left() {
+    let rig = Rig::new(100);
+    let _busy = rig.leased(&chat("busy"), 40);
+    rig.admit(Admission::new(chat("a"), 50).pinned()).done().unwrap();
+    let waiting = rig.admit(Admission::new(chat("w"), 30));
+    rig.run();
+    assert!(!waiting.is_done());
+    // Needs no more than it gives back: it does not stand behind the one in line.
+    rig.admit(Admission::new(chat("a"), 50).replace().pinned()).done().unwrap();
+    assert!(!waiting.is_done());
+    // Gives some back: the one in line goes on.
+    rig.admit(Admission::new(chat("a"), 20).replace().pinned()).done().unwrap();
+    waiting.done().unwrap();
+    // The same when the cost has to be found out first, and when it is more than was given back.
+    let next = rig.admit(Admission::new(chat("next"), 70));
+    rig.run();
+    assert!(!next.is_done());
+    let estimate = Admission::estimated(chat("w"), || Box::pin(async { Ok(90) })).replace();
+    let replacing = rig.admit(estimate);
+    rig.run();
+    assert!(!next.is_done() && !replacing.is_done());
+    rig.pool.set_budget(130).unwrap();
+    next.done().unwrap();
 }

@@ -24,7 +24,8 @@ fn p34_the_snapshot_has_every_field_in_every_state() {
     assert_eq!((status.budget_bytes, status.physical_limit_bytes), (100, Some(500)));
     assert_eq!((status.resident_bytes, status.pending_bytes, status.releasing_bytes, status.external_bytes), (30, 30, 10, 5));
     assert_eq!((status.used_bytes, status.free_bytes, status.waiting), (75, 25, 1));
-    let states: Vec<(String, EntryState, u64)> = status.entries.iter().map(|entry| (entry.key.to_string(), entry.state, entry.bytes)).collect();
+    let states: Vec<(String, EntryState, u64)> =
+        status.entries.iter().map(|entry| (entry.key.to_string(), entry.state, entry.bytes)).collect();
     let expected = [
         ("chat:going", EntryState::Draining, 10),
         ("chat:loading", EntryState::Loading, 30),
@@ -34,9 +35,13 @@ fn p34_the_snapshot_has_every_field_in_every_state() {
     ];
     assert_eq!(states, expected.map(|(key, state, bytes)| (key.to_owned(), state, bytes)), "sorted by key");
     let ready = status.entry(&chat("ready")).unwrap();
-    assert_eq!((ready.kind.as_str(), ready.id.as_str(), ready.uses, ready.idle_ms, ready.loads, ready.unloads), ("chat", "ready", 1, 2_000, 1, 0));
+    assert_eq!(
+        (ready.kind.as_str(), ready.id.as_str(), ready.uses, ready.idle_ms, ready.loads, ready.unloads),
+        ("chat", "ready", 1, 0, 1, 0)
+    );
     assert_eq!((ready.unload_in_ms, ready.last_load_ms), (None, Some(0)));
     assert!(status.entry(&embedder("pinned")).unwrap().pinned);
+    assert_eq!(status.entry(&embedder("pinned")).unwrap().idle_ms, 2_000);
     let json = serde_json::to_value(&status).unwrap();
     assert_eq!(json["entries"][0]["state"], "draining");
     assert_eq!(json["entries"][4]["idle"]["mode"], "never");
@@ -115,7 +120,8 @@ fn the_life_of_a_model_in_events() {
     assert!(waiting.done().is_err());
     rig.resident(&chat("b"), 50);
     rig.advance(secs(31));
-    let told: Vec<String> = std::iter::from_fn(|| events.try_next()).map(|received| serde_json::to_string(&received).unwrap()).collect();
+    let told: Vec<String> =
+        std::iter::from_fn(|| events.try_next()).map(|received| serde_json::to_string(&received).unwrap()).collect();
     let b = rig.status().entries.len();
     assert_eq!(b, 1);
     let expected = [

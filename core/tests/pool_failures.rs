@@ -71,11 +71,16 @@ fn section9_a_release_that_fails_or_panics_loses_its_entry_all_the_same() {
             let pool = rig.pool.clone();
             let evict = rig.exec.start(async move { pool.evict(&chat("a"), false).await });
             rig.run();
-            if panics { gate.panic() } else { gate.fail() }
+            if panics {
+                gate.panic()
+            } else {
+                gate.fail()
+            }
             let error = evict.done().unwrap_err();
             assert_eq!(error.kind(), if panics { ErrorKind::Callback } else { ErrorKind::Io });
             assert!(error.message().starts_with("chat:a: its entry is gone, but"));
-            let told = std::iter::from_fn(|| events.try_next()).any(|received| matches!(received, Received::Event(PoolEvent::ReleaseFailed { .. })));
+            let told = std::iter::from_fn(|| events.try_next())
+                .any(|received| matches!(received, Received::Event(PoolEvent::ReleaseFailed { .. })));
             assert!(told);
             assert_eq!((rig.status().used_bytes, rig.status().counters.failed_releases), (0, 1));
             rig.check();
@@ -153,7 +158,8 @@ fn an_executor_that_drops_its_tasks_leaves_the_account_exact() {
 #[test]
 fn bad_keys_are_refused_before_anything_happens() {
     let rig = Rig::new(100);
-    let bad = [chat(""), embedder(""), Key::other("", "x"), Key::other("a:b", "x"), Key::other("chat", "x"), Key::other("reranker", "x")];
+    let bad =
+        [chat(""), embedder(""), Key::other("", "x"), Key::other("a:b", "x"), Key::other("chat", "x"), Key::other("reranker", "x")];
     for key in bad {
         let error = rig.admit(Admission::new(key.clone(), 10)).done().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{key}");
@@ -178,7 +184,11 @@ fn a_budget_of_zero_is_refused() {
 #[test]
 fn costs_at_the_edge_of_u64_neither_overflow_nor_confuse() {
     let rig = Rig::new(u64::MAX);
-    let _one = rig.exec.start(rig.pool.admit(Admission::new(chat("a"), u64::MAX).in_use(), huge(), rig.release(&chat("a")))).done().unwrap();
+    let _one = rig
+        .exec
+        .start(rig.pool.admit(Admission::new(chat("a"), u64::MAX).in_use(), huge(), rig.release(&chat("a"))))
+        .done()
+        .unwrap();
     let anyway = Admission::new(chat("b"), u64::MAX).no_room(hob::NoRoom::LoadAnyway).in_use();
     let two = rig.exec.start(rig.pool.admit(anyway, huge(), rig.release(&chat("b")))).done().unwrap();
     let charge = rig.pool.charge_external(u64::MAX);
@@ -216,7 +226,9 @@ fn d9_a_load_told_to_stop_at_its_very_end_leaves_no_model() {
     assert_eq!(result.unwrap_err().kind(), ErrorKind::Callback);
     assert!(rig.keys().is_empty());
     let percents: Vec<u8> = std::iter::from_fn(|| events.try_next())
-        .filter_map(|received| if let Received::Event(PoolEvent::LoadProgress { percent, .. }) = received { Some(percent) } else { None })
+        .filter_map(
+            |received| if let Received::Event(PoolEvent::LoadProgress { percent, .. }) = received { Some(percent) } else { None },
+        )
         .collect();
     assert_eq!(percents, [100]);
 }
@@ -241,7 +253,9 @@ fn progress_out_of_range_is_clamped_and_late_reports_do_nothing() {
     rig.exec.start(rig.pool.admit(Admission::new(chat("a"), 10), load, rig.release(&chat("a")))).done().unwrap();
     kept.lock().unwrap().take().unwrap().report(0.1);
     let percents: Vec<u8> = std::iter::from_fn(|| events.try_next())
-        .filter_map(|received| if let Received::Event(PoolEvent::LoadProgress { percent, .. }) = received { Some(percent) } else { None })
+        .filter_map(
+            |received| if let Received::Event(PoolEvent::LoadProgress { percent, .. }) = received { Some(percent) } else { None },
+        )
         .collect();
     assert_eq!(percents, [50, 100]);
 }

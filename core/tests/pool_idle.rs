@@ -25,8 +25,16 @@ fn i1_i2_i3_the_json_is_canonical_clamped_and_zero_is_immediately() {
         (r#"{"mode":"after_seconds","seconds":300.0}"#, IdlePolicy::AfterSeconds(300), r#"{"mode":"after_seconds","seconds":300}"#),
         (r#"{"mode":"after_seconds","seconds":1}"#, IdlePolicy::AfterSeconds(30), r#"{"mode":"after_seconds","seconds":30}"#),
         (r#"{"mode":"after_seconds","seconds":0}"#, IdlePolicy::Immediately, r#"{"mode":"immediately"}"#),
-        (r#"{"mode":"after_seconds","seconds":86401}"#, IdlePolicy::AfterSeconds(86_400), r#"{"mode":"after_seconds","seconds":86400}"#),
-        (r#"{"mode":"after_seconds","seconds":99999999999999999999999}"#, IdlePolicy::AfterSeconds(86_400), r#"{"mode":"after_seconds","seconds":86400}"#),
+        (
+            r#"{"mode":"after_seconds","seconds":86401}"#,
+            IdlePolicy::AfterSeconds(86_400),
+            r#"{"mode":"after_seconds","seconds":86400}"#,
+        ),
+        (
+            r#"{"mode":"after_seconds","seconds":99999999999999999999999}"#,
+            IdlePolicy::AfterSeconds(86_400),
+            r#"{"mode":"after_seconds","seconds":86400}"#,
+        ),
     ];
     for (text, policy, canonical) in cases {
         assert_eq!(IdlePolicy::from_json(text), policy, "{text}");
@@ -41,8 +49,20 @@ fn i1_i2_i3_the_json_is_canonical_clamped_and_zero_is_immediately() {
 fn i4_i5_whatever_is_malformed_is_the_default_of_900_seconds() {
     assert_eq!(IdlePolicy::default(), IdlePolicy::AfterSeconds(900));
     let bad = [
-        "", "null", "7", "[]", "{}", "\"never\"", r#"{"mode":7}"#, r#"{"mode":"soon"}"#, r#"{"mode":"after_seconds"}"#, r#"{"seconds":60}"#,
-        r#"{"mode":"after_seconds","seconds":"60"}"#, r#"{"mode":"after_seconds","seconds":-1}"#, r#"{"mode":"after_seconds","seconds":null}"#, "{",
+        "",
+        "null",
+        "7",
+        "[]",
+        "{}",
+        "\"never\"",
+        r#"{"mode":7}"#,
+        r#"{"mode":"soon"}"#,
+        r#"{"mode":"after_seconds"}"#,
+        r#"{"seconds":60}"#,
+        r#"{"mode":"after_seconds","seconds":"60"}"#,
+        r#"{"mode":"after_seconds","seconds":-1}"#,
+        r#"{"mode":"after_seconds","seconds":null}"#,
+        "{",
     ];
     for text in bad {
         assert_eq!(IdlePolicy::from_json(text), IdlePolicy::AfterSeconds(900), "{text}");

@@ -317,19 +317,18 @@ impl Model {
             self.pump_if_pinned(pinned);
             return;
         }
+        let mut own = 0;
         if let Some(at) = old {
             let without = self.entries.remove(at);
-            let refused = matches!(self.decide(cost, no_room), Some(Err(())));
+            let mut refused = matches!(self.decide(cost, no_room), Some(Err(())));
+            own = if without.uses == 0 { without.bytes } else { 0 };
+            refused |= no_room == NoRoom::Refuse && cost > own && !self.line.is_empty();
             self.entries.insert(at, without);
             if refused {
                 self.answers.push((caller, Answer::Failed(ErrorKind::BudgetExceeded)));
                 return;
             }
-            let leased = self.entries[at].uses > 0;
             self.remove(at, false);
-            if !leased {
-                self.pump();
-            }
         }
         let waiting =
             Waiting { key, cost, pinned: false, fails, no_room, callers: vec![Asking { id: caller, in_use, pinned, idle }] };
@@ -337,11 +336,12 @@ impl Model {
             self.answers.push((caller, Answer::Failed(ErrorKind::BudgetExceeded)));
             return;
         }
-        if !self.line.is_empty() && no_room == NoRoom::Wait {
+        if !self.line.is_empty() && no_room == NoRoom::Wait && cost > own {
             self.line.push(waiting);
+            self.pump();
             return;
         }
-        if !self.line.is_empty() && no_room == NoRoom::Refuse {
+        if !self.line.is_empty() && no_room == NoRoom::Refuse && cost > own {
             let promised: u64 = self.line.iter().map(|waiting| waiting.cost).sum();
             if self.used() + promised + cost <= self.limit() {
                 self.line.push(waiting);
@@ -351,7 +351,10 @@ impl Model {
             return;
         }
         match self.decide(cost, no_room) {
-            None => self.line.push(waiting),
+            None => {
+                self.line.push(waiting);
+                self.pump();
+            }
             Some(Ok(victims)) => {
                 self.start(waiting, victims);
                 self.pump();
@@ -630,8 +633,13 @@ impl World {
     }
 }
 
+/// Sequences per property; `HOB_PROPTEST_CASES` raises the number.
+fn cases() -> u32 {
+    std::env::var("HOB_PROPTEST_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(500)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1_000, max_shrink_iters: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn the_pool_does_what_the_reference_model_does(ops in prop::collection::vec(op(), 1..120)) {
@@ -654,7 +662,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Only admissions that wait, no resizing, no charges: the sum never exceeds the budget, at any moment, unless one model
     /// larger than what the others leave is served alone.

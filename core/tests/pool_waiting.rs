@@ -42,7 +42,13 @@ fn refuse_names_what_is_needed_free_and_held_and_the_knob() {
     let error = rig.admit(Admission::new(chat("b"), 60).no_room(NoRoom::Refuse)).done().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::BudgetExceeded);
     let text = error.message();
-    for part in ["chat:b needs 60 bytes", "20 of the budget of 100 bytes are free", "chat:a (70 bytes, in use)", "embedder:p (10 bytes, pinned)", "no_room = wait"] {
+    for part in [
+        "chat:b needs 60 bytes",
+        "20 of the budget of 100 bytes are free",
+        "chat:a (70 bytes, in use)",
+        "embedder:p (10 bytes, pinned)",
+        "no_room = wait",
+    ] {
         assert!(text.contains(part), "{part:?} is missing in {text:?}");
     }
     assert!(!text.contains('\n'));
@@ -126,7 +132,11 @@ fn a19_above_the_physical_limit_every_policy_refuses_before_anything_happens() {
     for policy in [NoRoom::Wait, NoRoom::Refuse, NoRoom::LoadAnyway] {
         let error = rig.admit(Admission::new(chat("b"), 121).no_room(policy)).done().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::BudgetExceeded);
-        assert!(error.message().contains("121 bytes") && error.message().contains("limit of 120 bytes") && error.message().contains("physical_limit_bytes"));
+        assert!(
+            error.message().contains("121 bytes")
+                && error.message().contains("limit of 120 bytes")
+                && error.message().contains("physical_limit_bytes")
+        );
     }
     assert!(rig.log().is_empty());
     assert!(rig.pool.peek(&chat("a")).is_some());
@@ -242,7 +252,8 @@ fn a27_interleaved_requests_on_two_models_do_not_thrash() {
     // Those who wait for a key join one load, so twenty requests cost few loads.
     let rig = Rig::new(10);
     let lease = rig.leased(&chat("a"), 10);
-    let callers: Vec<_> = (0..20).map(|index| rig.admit(Admission::new(if index % 2 == 0 { chat("a") } else { chat("b") }, 10).in_use())).collect();
+    let callers: Vec<_> =
+        (0..20).map(|index| rig.admit(Admission::new(if index % 2 == 0 { chat("a") } else { chat("b") }, 10).in_use())).collect();
     rig.run();
     drop(lease);
     let mut open = callers;

@@ -31,7 +31,7 @@ impl State {
     /// Puts a flight whose cost is known on its way: starts it, lines it up, or refuses it.
     pub(crate) fn place(&mut self, inner: &Arc<Inner>, token: Token, out: &mut Outbox) {
         let Some(flight) = self.flights.get(&token) else { return };
-        let (cost, no_room) = (flight.cost, flight.no_room);
+        let (cost, no_room, own) = (flight.cost, flight.no_room, flight.replaced.unwrap_or(0));
         if let Some(limit) = self.table.account.physical.filter(|limit| cost > *limit) {
             return self.refuse(inner, token, Refusal::Physical(limit.into()), out);
         }
@@ -42,7 +42,8 @@ impl State {
             }
             return self.line_up(inner, token, out);
         }
-        let promised = !self.queue.is_empty() && no_room != NoRoom::LoadAnyway;
+        // A replacement that needs no more than it gave back takes nothing from those in line.
+        let promised = !self.queue.is_empty() && no_room != NoRoom::LoadAnyway && cost > own;
         if promised {
             // Whoever came first is served first; a caller who refuses to wait for leases may still stand behind admissions
             // that, like its own, only wait for releases under way.

@@ -176,10 +176,9 @@ impl Inner {
 
     /// The fast path of a hit.
     pub(crate) fn begin_use(self: &Arc<Self>, key: &Key, use_idle: Option<IdlePolicy>) -> Option<Lease> {
-        let now = self.clock.now();
+        // The clock is not read: an entry in use is in no order and runs no countdown, and the end of the use stamps it.
         let mut state = self.state.lock();
         let Some(Slot::Ready(at)) = state.slots.get(key).copied() else { return None };
-        state.pass(now);
         state.counters.hits += 1;
         Some(state.lease(self, at, Origin::Hit, use_idle))
     }
