@@ -63,6 +63,12 @@ struct Node {
     links: Mutex<Links>,
 }
 
+impl Node {
+    fn is_late(&self) -> bool {
+        self.deadlines.iter().any(|deadline| deadline.clock.now() >= deadline.at)
+    }
+}
+
 #[derive(Clone)]
 struct Deadline {
     at: Instant,
@@ -132,6 +138,8 @@ impl CancelToken {
         let mut wakers = Vec::new();
         let mut rest = vec![self.node.clone()];
         while let Some(node) = rest.pop() {
+            // A deadline that has passed already came first, also where nobody has looked at it yet.
+            let flag = if node.is_late() { TIMEOUT } else { flag };
             let mut links = node.links.lock();
             if node.flag.compare_exchange(LIVE, flag, Ordering::AcqRel, Ordering::Acquire).is_err() {
                 continue;
@@ -158,7 +166,7 @@ impl CancelToken {
     #[must_use]
     pub fn reason(&self) -> Option<CancelReason> {
         let flag = self.node.flag.load(Ordering::Acquire);
-        if flag == LIVE && self.node.deadlines.iter().any(|deadline| deadline.clock.now() >= deadline.at) {
+        if flag == LIVE && self.node.is_late() {
             self.cancel_as(TIMEOUT);
         }
         reason_of(self.node.flag.load(Ordering::Acquire))

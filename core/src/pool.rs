@@ -37,12 +37,13 @@
 //!   so dropping a future only means leaving.
 //! - **Order.** A newcomer's victims are detached and its bytes reserved in one step; the victims are then released one by
 //!   one, each drained, before its load is called.
-//! - **Files.** `policy.rs` decides, `idle.rs` times, `table.rs` counts, `state.rs` changes, `flight.rs` brings in,
+//! - **Files.** `policy.rs` decides, `idle.rs` times, `table.rs` counts, `state.rs` changes, `line.rs` queues, `flight.rs` brings in,
 //!   `release.rs` lets go, `status.rs` tells.
 
 mod flight;
 mod idle;
 mod lease;
+mod line;
 mod policy;
 mod release;
 mod spawn;
@@ -709,7 +710,7 @@ fn snapshot(state: &State, memory: Option<MemoryReading>) -> Status {
                 measured_bytes: entry.measured,
                 pinned: entry.pinned,
                 uses: entry.uses,
-                idle_ms: millis(now.saturating_duration_since(entry.last_use)),
+                idle_ms: if entry.uses > 0 { 0 } else { millis(now.saturating_duration_since(entry.last_use)) },
                 idle: entry.policy(state.idle).normalized(),
                 unload_in_ms: ms_until(entry.unload_at(state.idle)),
                 progress: None,

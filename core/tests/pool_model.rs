@@ -41,8 +41,26 @@ fn idle() -> impl Strategy<Value = IdlePolicy> {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let admit = (0..KEYS, 0u64..130, any::<bool>(), prop::bool::weighted(0.1), prop::bool::weighted(0.15), no_room(), idle(), prop::bool::weighted(0.1))
-        .prop_map(|(key, cost, in_use, pinned, replace, no_room, idle, fails)| Op::Admit { key, cost, in_use, pinned, replace, no_room, idle, fails });
+    let admit = (
+        0..KEYS,
+        0u64..130,
+        any::<bool>(),
+        prop::bool::weighted(0.1),
+        prop::bool::weighted(0.15),
+        no_room(),
+        idle(),
+        prop::bool::weighted(0.1),
+    )
+        .prop_map(|(key, cost, in_use, pinned, replace, no_room, idle, fails)| Op::Admit {
+            key,
+            cost,
+            in_use,
+            pinned,
+            replace,
+            no_room,
+            idle,
+            fails,
+        });
     prop_oneof![
         10 => admit,
         3 => (0..KEYS).prop_map(Op::Begin),
@@ -136,7 +154,9 @@ struct Model {
 
 impl Model {
     fn used(&self) -> u64 {
-        self.external + self.entries.iter().map(|entry| entry.bytes).sum::<u64>() + self.lingering.iter().map(|(_, bytes, _)| bytes).sum::<u64>()
+        self.external
+            + self.entries.iter().map(|entry| entry.bytes).sum::<u64>()
+            + self.lingering.iter().map(|(_, bytes, _)| bytes).sum::<u64>()
     }
 
     fn limit(&self) -> u64 {
@@ -169,7 +189,8 @@ impl Model {
     }
 
     fn due(&mut self) {
-        let mut due: Vec<(u64, usize)> = self.entries.iter().filter(|entry| entry.due(self.now)).map(|entry| (entry.stamp, entry.id)).collect();
+        let mut due: Vec<(u64, usize)> =
+            self.entries.iter().filter(|entry| entry.due(self.now)).map(|entry| (entry.stamp, entry.id)).collect();
         due.sort_unstable();
         for (_, id) in due {
             let at = self.entries.iter().position(|entry| entry.id == id).unwrap();
@@ -257,7 +278,18 @@ impl Model {
     }
 
     #[allow(clippy::too_many_arguments)]
-    fn admit(&mut self, caller: usize, key: usize, cost: u64, in_use: bool, pinned: bool, replace: bool, no_room: NoRoom, idle: IdlePolicy, fails: bool) {
+    fn admit(
+        &mut self,
+        caller: usize,
+        key: usize,
+        cost: u64,
+        in_use: bool,
+        pinned: bool,
+        replace: bool,
+        no_room: NoRoom,
+        idle: IdlePolicy,
+        fails: bool,
+    ) {
         if let Some(waiting) = self.line.iter_mut().find(|waiting| waiting.key == key) {
             // The test does not replace a key that stands in line: that caller would wait for the other's end.
             waiting.callers.push(Asking { id: caller, in_use, pinned, idle });
@@ -285,30 +317,31 @@ impl Model {
             self.pump_if_pinned(pinned);
             return;
         }
+        let mut own = 0;
         if let Some(at) = old {
             let without = self.entries.remove(at);
-            let refused = matches!(self.decide(cost, no_room), Some(Err(())));
+            let mut refused = matches!(self.decide(cost, no_room), Some(Err(())));
+            own = if without.uses == 0 { without.bytes } else { 0 };
+            refused |= no_room == NoRoom::Refuse && cost > own && !self.line.is_empty();
             self.entries.insert(at, without);
             if refused {
                 self.answers.push((caller, Answer::Failed(ErrorKind::BudgetExceeded)));
                 return;
             }
-            let leased = self.entries[at].uses > 0;
             self.remove(at, false);
-            if !leased {
-                self.pump();
-            }
         }
-        let waiting = Waiting { key, cost, pinned: false, fails, no_room, callers: vec![Asking { id: caller, in_use, pinned, idle }] };
+        let waiting =
+            Waiting { key, cost, pinned: false, fails, no_room, callers: vec![Asking { id: caller, in_use, pinned, idle }] };
         if cost > PHYSICAL {
             self.answers.push((caller, Answer::Failed(ErrorKind::BudgetExceeded)));
             return;
         }
-        if !self.line.is_empty() && no_room == NoRoom::Wait {
+        if !self.line.is_empty() && no_room == NoRoom::Wait && cost > own {
             self.line.push(waiting);
+            self.pump();
             return;
         }
-        if !self.line.is_empty() && no_room == NoRoom::Refuse {
+        if !self.line.is_empty() && no_room == NoRoom::Refuse && cost > own {
             let promised: u64 = self.line.iter().map(|waiting| waiting.cost).sum();
             if self.used() + promised + cost <= self.limit() {
                 self.line.push(waiting);
@@ -318,7 +351,10 @@ impl Model {
             return;
         }
         match self.decide(cost, no_room) {
-            None => self.line.push(waiting),
+            None => {
+                self.line.push(waiting);
+                self.pump();
+            }
             Some(Ok(victims)) => {
                 self.start(waiting, victims);
                 self.pump();
@@ -372,7 +408,9 @@ impl World {
     fn new() -> Self {
         let rig = Rig::with(100, |options| options.physical_limit_bytes = Some(PHYSICAL));
         let external = rig.pool.charge_external(0);
-        let keys = (0..KEYS).map(|index| if index % 2 == 0 { chat(&format!("m{index}")) } else { embedder(&format!("m{index}")) }).collect();
+        let keys = (0..KEYS)
+            .map(|index| if index % 2 == 0 { chat(&format!("m{index}")) } else { embedder(&format!("m{index}")) })
+            .collect();
         let model = Model { budget: 100, ..Model::default() };
         Self { rig, model, keys, callers: Vec::new(), leases: Vec::new(), external, next_caller: 0 }
     }
@@ -580,8 +618,12 @@ impl World {
             .filter(|entry| entry.state == hob::pool::EntryState::Ready)
             .map(|entry| (entry.key.to_string(), entry.bytes, entry.uses, entry.pinned))
             .collect();
-        let mut expected: Vec<(String, u64, u64, bool)> =
-            self.model.entries.iter().map(|entry| (self.keys[entry.key].to_string(), entry.bytes, entry.uses as u64, entry.pinned)).collect();
+        let mut expected: Vec<(String, u64, u64, bool)> = self
+            .model
+            .entries
+            .iter()
+            .map(|entry| (self.keys[entry.key].to_string(), entry.bytes, entry.uses as u64, entry.pinned))
+            .collect();
         held.sort();
         expected.sort();
         assert_eq!(held, expected);
@@ -591,8 +633,13 @@ impl World {
     }
 }
 
+/// Sequences per property; `HOB_PROPTEST_CASES` raises the number.
+fn cases() -> u32 {
+    std::env::var("HOB_PROPTEST_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(500)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1_000, max_shrink_iters: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn the_pool_does_what_the_reference_model_does(ops in prop::collection::vec(op(), 1..120)) {
@@ -615,7 +662,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Only admissions that wait, no resizing, no charges: the sum never exceeds the budget, at any moment, unless one model
     /// larger than what the others leave is served alone.

@@ -59,8 +59,8 @@ pub(crate) struct Flight {
     pub(crate) cancel: CancelToken,
     /// Why nothing must come of it.
     pub(crate) doomed: Option<Error>,
-    /// An entry was replaced: its bytes have to be drained before the load.
-    pub(crate) replaced: bool,
+    /// An entry was replaced: its bytes have to be drained before the load. How many of them came free at once.
+    pub(crate) replaced: Option<u64>,
     pub(crate) job: Option<Job>,
     /// Told when the flight has ended, however.
     pub(crate) waiters: Vec<oneshot::Sender<()>>,
@@ -216,7 +216,7 @@ impl State {
         if let Err(error) = self.check_open() {
             return Step::Done(Err(error));
         }
-        let mut replaced = false;
+        let mut replaced = None;
         match self.slots.get(&admission.key).copied() {
             Some(Slot::Ready(at)) if !admission.replace => return Step::Done(Ok(self.hit(inner, at, admission, out))),
             Some(Slot::Flight(token)) => {
@@ -235,9 +235,12 @@ impl State {
                 if let Some(error) = self.cannot_replace(admission, at) {
                     return Step::Done(Err(error));
                 }
-                // Forgotten first (1.3 step 1), or the step that makes room could pick it and run its stale release.
+                replaced = Some(self.table.get(at).filter(|entry| entry.uses == 0).map_or(0, |entry| entry.bytes));
+                // Forgotten first (1.3 step 1), or the step that makes room could pick it and run its stale release. Those
+                // in line look only afterwards: the room is the replacement's own.
+                let pumping = std::mem::replace(&mut self.pumping, true);
                 self.forget(inner, at, UnloadReason::Replaced, out);
-                replaced = true;
+                self.pumping = pumping;
             }
             None => {}
         }
@@ -267,7 +270,12 @@ impl State {
         self.slots.insert(admission.key.clone(), Slot::Flight(token));
         let step = self.join(token, admission, Origin::Loaded);
         match estimate {
-            None => self.place(inner, token, out),
+            None => {
+                self.place(inner, token, out);
+                if replaced.is_some() {
+                    self.pump(inner, out);
+                }
+            }
             Some(estimate) => {
                 let guard = FlightGuard::new(inner, token);
                 out.spawn(async move {
@@ -279,6 +287,8 @@ impl State {
                                 flight.cost = cost;
                             }
                             state.place(&inner, token, out);
+                            // A replacement gave its old bytes back before its cost was known.
+                            state.pump(&inner, out);
                         }
                         Err(error) => state.fail(&inner, token, error, out),
                     });
@@ -341,6 +351,10 @@ impl State {
     fn cannot_replace(&self, admission: &Admission, at: u32) -> Option<Error> {
         let Cost::Bytes(cost) = admission.cost else { return None };
         let no_room = admission.no_room.unwrap_or(self.no_room);
+        let old = self.table.get(at).filter(|entry| entry.uses == 0).map_or(0, |entry| entry.bytes);
+        if no_room == NoRoom::Refuse && cost > old && !self.queue.is_empty() {
+            return Some(self.refusal(&admission.key, cost, Refusal::NoRoom));
+        }
         match self.preview(cost, no_room, Some(at)) {
             Decision::Refuse(refusal) => Some(self.refusal(&admission.key, cost, refusal)),
             _ => match self.table.account.physical {
@@ -441,7 +455,7 @@ where
         for victim in victims {
             victim.await;
         }
-        if inner.with(|state, _| state.flights.get(&token).is_some_and(|flight| flight.replaced)) {
+        if inner.with(|state, _| state.flights.get(&token).is_some_and(|flight| flight.replaced.is_some())) {
             inner.drain().await;
         }
         let Job { load, release } = job;

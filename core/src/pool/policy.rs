@@ -54,6 +54,12 @@ impl Account {
         self.available.map(|available| self.measured.max(self.charged()) + u128::from(available))
     }
 
+    /// Bytes that leave the account without anybody ending a use: releases under way, less what is promised to the
+    /// admissions whose victims they are.
+    pub(crate) fn coming_back(&self) -> u128 {
+        self.returning.saturating_sub(self.overlap)
+    }
+
     /// Bytes free under the limit.
     pub(crate) fn free(&self) -> u128 {
         self.limit().saturating_sub(self.used())
@@ -108,6 +114,11 @@ pub(crate) fn decide(
     let mut victims: Vec<u32> = expired.iter().map(|(entry, _)| *entry).collect();
     let idle = account.evictable.saturating_sub(expired_bytes);
     let need = (used + cost).saturating_sub(limit);
+    // What is on its way back anyway is better waited for than a warm model evicted.
+    let soon = need > 0 && need <= account.coming_back() && no_room != NoRoom::LoadAnyway;
+    if soon {
+        return Decision::Wait;
+    }
     if need <= idle {
         victims.extend(fewest(need, lru));
         return Decision::Admit { victims, over_budget: false };
@@ -116,7 +127,7 @@ pub(crate) fn decide(
     let rest = used - idle.min(used) + cost;
     let over_physical = hard.filter(|hard| rest > *hard);
     match no_room {
-        NoRoom::Refuse if need <= idle + account.returning => Decision::Wait,
+        NoRoom::Refuse if need <= idle + account.coming_back() => Decision::Wait,
         NoRoom::Refuse => Decision::Refuse(over_physical.map_or(Refusal::NoRoom, Refusal::Physical)),
         NoRoom::Wait if account.movable > 0 => Decision::Wait,
         NoRoom::Wait | NoRoom::LoadAnyway => match over_physical {
@@ -163,4 +174,97 @@ pub fn default_physical_limit(memory_bytes: u64) -> u64 {
 /// Bytes that came back between two readings, never negative.
 pub(crate) fn freed_between(before: u64, after: u64) -> u64 {
     before.saturating_sub(after)
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn account(budget: u64, resident: u128, evictable: u128, movable: usize) -> Account {
+        Account { budget, resident, evictable, movable, ..Account::default() }
+    }
+
+    fn admit(victims: &[u32], over_budget: bool) -> Decision {
+        Decision::Admit { victims: victims.to_vec(), over_budget }
+    }
+
+    #[test]
+    fn p41_the_fewest_least_recently_used_that_make_it_fit() {
+        let idle = [(7, 30), (2, 30), (5, 30)];
+        let decide = |cost| decide(&account(100, 90, 90, 0), cost, NoRoom::Wait, &[], idle.into_iter());
+        assert_eq!(decide(10), admit(&[], false));
+        assert_eq!(decide(11), admit(&[7], false));
+        assert_eq!(decide(40), admit(&[7], false));
+        assert_eq!(decide(41), admit(&[7, 2], false));
+        assert_eq!(decide(100), admit(&[7, 2, 5], false));
+        assert_eq!(decide(101), admit(&[7, 2, 5], true));
+    }
+
+    #[test]
+    fn p41_busy_waits_evicting_nothing_pinned_does_not() {
+        let idle = [(1, 30)];
+        assert_eq!(decide(&account(100, 90, 30, 1), 60, NoRoom::Wait, &[], idle.into_iter()), Decision::Wait);
+        assert_eq!(decide(&account(100, 90, 30, 0), 60, NoRoom::Wait, &[], idle.into_iter()), admit(&[1], true));
+        let refused = decide(&account(100, 90, 30, 1), 60, NoRoom::Refuse, &[], idle.into_iter());
+        assert_eq!(refused, Decision::Refuse(Refusal::NoRoom));
+        assert_eq!(decide(&account(100, 90, 30, 1), 60, NoRoom::LoadAnyway, &[], idle.into_iter()), admit(&[1], true));
+    }
+
+    #[test]
+    fn the_walk_stops_at_the_last_victim() {
+        // Ten thousand residents must not be walked to find one victim.
+        let mut seen = 0;
+        let lru = (0..10_000).map(|entry| (entry, 10)).inspect(|_| seen += 1);
+        assert_eq!(decide(&account(100_000, 100_000, 100_000, 0), 15, NoRoom::Wait, &[], lru), admit(&[0, 1], false));
+        assert_eq!(seen, 2);
+    }
+
+    #[test]
+    fn sums_near_the_end_of_u64_do_not_wrap() {
+        let full = Account { external: u128::from(u64::MAX), ..account(u64::MAX, u128::from(u64::MAX), 0, 0) };
+        assert_eq!(full.free(), 0);
+        assert_eq!(decide(&full, u64::MAX, NoRoom::Refuse, &[], std::iter::empty()), Decision::Refuse(Refusal::NoRoom));
+        assert_eq!(decide(&full, u64::MAX, NoRoom::LoadAnyway, &[], std::iter::empty()), admit(&[], true));
+    }
+
+    #[test]
+    fn freed_bytes_are_never_negative() {
+        assert_eq!(freed_between(10, 3), 7);
+        assert_eq!(freed_between(3, 10), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn an_admission_within_the_budget_is_within_the_budget(
+            idle in prop::collection::vec(0u64..50, 0..20), busy in 0u128..100, external in 0u128..50,
+            cost in 0u64..150, budget in 1u64..300, movable in 0usize..2, expired in 0usize..4,
+        ) {
+            let evictable: u128 = idle.iter().map(|bytes| u128::from(*bytes)).sum();
+            let account = Account { external, ..account(budget, busy + evictable, evictable, movable) };
+            let all: Vec<(u32, u64)> = idle.iter().enumerate().map(|(at, bytes)| (at as u32, *bytes)).collect();
+            let (expired, lru) = all.split_at(expired.min(all.len()));
+            for no_room in [NoRoom::Wait, NoRoom::Refuse, NoRoom::LoadAnyway] {
+                let decision = decide(&account, cost, no_room, expired, lru.iter().copied());
+                let fits_empty = busy + external + u128::from(cost) <= u128::from(budget);
+                match decision {
+                    Decision::Admit { victims, over_budget } => {
+                        let freed: u128 = victims.iter().map(|at| u128::from(idle[*at as usize])).sum();
+                        let after = account.used() - freed + u128::from(cost);
+                        prop_assert_eq!(over_budget, after > u128::from(budget));
+                        prop_assert_eq!(over_budget, !fits_empty);
+                        prop_assert!(expired.iter().all(|(at, _)| victims.contains(at)), "what is expired goes in any case");
+                        if !over_budget && let Some(last) = victims[expired.len()..].last() {
+                            prop_assert!(after + u128::from(idle[*last as usize]) > u128::from(budget), "one victim too many");
+                        }
+                        prop_assert!(!over_budget || no_room != NoRoom::Refuse);
+                        prop_assert!(!over_budget || no_room == NoRoom::LoadAnyway || movable == 0);
+                    }
+                    Decision::Wait => prop_assert!(!fits_empty && movable > 0 && no_room == NoRoom::Wait),
+                    Decision::Refuse(_) => prop_assert!(!fits_empty && no_room == NoRoom::Refuse),
+                }
+            }
+        }
+    }
 }

@@ -66,7 +66,7 @@ pub struct EntryStatus {
     pub pinned: bool,
     /// Leases now (for a load: callers waiting for it).
     pub uses: u64,
-    /// Milliseconds since its last use began or ended.
+    /// Milliseconds since its last use ended (or since its load); 0 while it is in use.
     pub idle_ms: u64,
     /// The idle policy that rules now.
     pub idle: IdlePolicy,

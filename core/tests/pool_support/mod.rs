@@ -328,6 +328,14 @@ impl Rig {
         self.exec.start(self.pool.admit(admission, self.load(), release))
     }
 
+    /// As `admit`, taking its first step now, before any task that is ready to run.
+    pub fn admit_first(&self, admission: Admission) -> Pending<Result<Admitted>> {
+        let release = self.release(admission.key());
+        let mut future = Box::pin(self.pool.admit(admission, self.load(), release));
+        let _ = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        self.exec.start(future)
+    }
+
     pub fn admit_gated(&self, admission: Admission, obedient: bool) -> (Gate, Pending<Result<Admitted>>) {
         let release = self.release(admission.key());
         let (gate, load) = self.gated(obedient);
@@ -368,6 +376,12 @@ impl Rig {
 
     pub fn keys(&self) -> Vec<String> {
         self.status().entries.iter().map(|entry| entry.key.to_string()).collect()
+    }
+
+    /// Bytes really held, cache included.
+    pub fn held(&self) -> u64 {
+        let memory = self.memory.lock().unwrap();
+        memory.active + memory.cache
     }
 
     /// The account is exact, and says no less than what is really held.
