@@ -38,7 +38,10 @@ struct Demo {
 fn main() -> hob::Result<()> {
     let [chat, embedder, reranker] = arguments()?;
     let (Some(chat), Some(embedder)) = (chat, embedder) else {
-        return Err(hob::Error::new(hob::ErrorKind::InvalidArgument, "usage: demo --chat MODEL --embedder MODEL [--reranker MODEL]"));
+        return Err(hob::Error::new(
+            hob::ErrorKind::InvalidArgument,
+            "usage: demo --chat MODEL --embedder MODEL [--reranker MODEL]",
+        ));
     };
 
     // Sizes are read from headers, before anything is loaded.
@@ -59,7 +62,8 @@ impl Demo {
         println!("\n1. Embed six sentences: similarity of each pair");
         let vectors = block_on(self.engine.embed(EmbedRequest::new(embedder, SENTENCES)))?;
         for (sentence, row) in SENTENCES.iter().zip(vectors.rows()) {
-            let line: Vec<String> = vectors.rows().map(|other| format!("{:5.2}", row.iter().zip(other).map(|(a, b)| a * b).sum::<f32>())).collect();
+            let line: Vec<String> =
+                vectors.rows().map(|other| format!("{:5.2}", row.iter().zip(other).map(|(a, b)| a * b).sum::<f32>())).collect();
             println!("   {}   {sentence}", line.join(" "));
         }
         self.table();
@@ -69,7 +73,10 @@ impl Demo {
         for ranked in &ranking.results {
             println!("   {:6.3}   {}", ranked.score, DOCUMENTS[ranked.index]);
         }
-        println!("   ({})", if ranking.score_kind == ScoreKind::Cosine { "cosines of the embedder" } else { "probabilities of the cross-encoder" });
+        println!(
+            "   ({})",
+            if ranking.score_kind == ScoreKind::Cosine { "cosines of the embedder" } else { "probabilities of the cross-encoder" }
+        );
         self.table();
 
         println!("\n3. Chat: the model needs the room the others hold");
@@ -114,7 +121,12 @@ impl Demo {
             }
         }
         let status = self.engine.pool().status();
-        println!("   pool: {} of {} used; this process holds {} of memory", mb(status.used_bytes), mb(status.budget_bytes), resident_memory());
+        println!(
+            "   pool: {} of {} used; this process holds {} of memory",
+            mb(status.used_bytes),
+            mb(status.budget_bytes),
+            resident_memory()
+        );
         for entry in &status.entries {
             println!("         {:<9} {:<32} {:>9}  {:?}", entry.kind, short(&entry.id), mb(entry.bytes), entry.state);
         }

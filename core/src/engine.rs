@@ -40,8 +40,8 @@ pub use self::backend::DeviceInfo;
 pub use self::embed::{EmbedRequest, Embeddings, Normalize};
 pub use self::generate::{Chunk, Event, Finish, GenerateRequest, Generation, Prompt, Stream, Summary};
 pub use self::rerank::{Ranked, Ranking, RerankRequest, ScoreKind};
-pub use self::score::{Score, ScoreRequest};
 use self::residency::Residency;
+pub use self::score::{Score, ScoreRequest};
 use self::thread::DeviceThread;
 use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind, Result};
@@ -190,7 +190,7 @@ impl Engine {
     /// # Errors
     /// `InvalidArgument` for a budget of 0, `Backend` when MLX cannot start.
     pub fn open(options: EngineOptions) -> Result<Self> {
-        Self::on(DeviceThread::mlx()?, None, options)
+        Self::on(DeviceThread::mlx()?, None, &options)
     }
 
     /// Opens an engine on a scripted device; see [`crate::fake`].
@@ -200,10 +200,10 @@ impl Engine {
     pub fn open_fake(device: FakeDevice, options: EngineOptions) -> Result<Self> {
         let backend = crate::fake::FakeBackend::new(device.clone());
         let (thread, _) = DeviceThread::start(move || Ok(backend))?;
-        Self::on(thread, Some(device), options)
+        Self::on(thread, Some(device), &options)
     }
 
-    fn on(device: DeviceThread, fake: Option<FakeDevice>, options: EngineOptions) -> Result<Self> {
+    fn on(device: DeviceThread, fake: Option<FakeDevice>, options: &EngineOptions) -> Result<Self> {
         let memory = physical_memory();
         let mut pool = PoolOptions::new(match options.budget_bytes {
             Some(bytes) => bytes,

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::engine::backend::{Advance, Backend, Chooser, Loaded, Row, Slot, TokenBatch};
 use crate::chat_template::ChatTemplate;
 use crate::engine::DeviceInfo;
+use crate::engine::backend::{Advance, Backend, Chooser, Loaded, Row, Slot, TokenBatch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::{Estimate, ModelKind, ModelSpec, ScoreHead, SpecSource, Text};
 use crate::pool::MemoryReading;
@@ -220,13 +220,20 @@ impl FakeBackend {
     }
 
     fn model(&self, slot: Slot) -> Result<&FakeModel> {
-        self.models.get(&slot).ok_or_else(|| Error::new(ErrorKind::Closed, "the model was unloaded while the request was on its way"))
+        self.models
+            .get(&slot)
+            .ok_or_else(|| Error::new(ErrorKind::Closed, "the model was unloaded while the request was on its way"))
     }
 }
 
 impl Backend for FakeBackend {
     fn device(&self) -> DeviceInfo {
-        DeviceInfo { kind: "fake", name: "scripted".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned(), recommended_bytes: None }
+        DeviceInfo {
+            kind: "fake",
+            name: "scripted".to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            recommended_bytes: None,
+        }
     }
 
     fn memory(&self) -> MemoryReading {
@@ -298,6 +305,7 @@ impl Backend for FakeBackend {
         Ok(ids[from..].iter().map(|_| -1.0).collect())
     }
 
+    #[cfg(test)]
     fn logits(&mut self, slot: Slot, ids: &[u32], from: usize) -> Result<Vec<Vec<f32>>> {
         self.model(slot)?;
         Ok(ids[from..].iter().map(|_| vec![0.0; VOCABULARY]).collect())

@@ -64,11 +64,6 @@ impl KvCache {
         Self { layers: (0..layers).map(|_| LayerCache::default()).collect() }
     }
 
-    /// Tokens held, the same for every layer between forward passes.
-    pub(crate) fn len(&self) -> i32 {
-        self.layers.first().map_or(0, |layer| layer.len)
-    }
-
     pub(crate) fn layer(&mut self, index: usize) -> &mut LayerCache {
         &mut self.layers[index]
     }

@@ -26,3 +26,8 @@ pub use pool::{IdlePolicy, Key, Kind, Lease, NoRoom, Pool, PoolOptions};
 
 /// Runs a future to its end on this thread. For hosts without an executor; any other executor does as well.
 pub use pollster::block_on;
+
+/// The README's examples are compiled with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

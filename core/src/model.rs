@@ -12,15 +12,15 @@ use crate::gguf::GgufHeader;
 use crate::models::{llama, qwen2, qwen3};
 use crate::pool::{Key, Kind};
 use crate::tokenizer::Tokenizer;
-use crate::weights::{Layout, Survey};
 pub use crate::weights::FloatType;
+use crate::weights::{Layout, Survey};
 
 pub(crate) mod config;
 mod pooling;
 
 use config::{BertConfig, DecoderConfig, DecoderDefaults, Fields, labels_of};
-pub use pooling::PoolingMode;
 pub(crate) use pooling::Pooling;
+pub use pooling::PoolingMode;
 
 /// What a model is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -111,25 +111,37 @@ impl Location {
             };
         }
         let (id, revision) = reference.split_once('@').unwrap_or((reference, "main"));
-        let Some((owner, name)) = id.split_once('/').filter(|(owner, name)| is_hub_word(owner) && is_hub_word(name) && is_hub_word(revision)) else {
+        let Some((owner, name)) =
+            id.split_once('/').filter(|(owner, name)| is_hub_word(owner) && is_hub_word(name) && is_hub_word(revision))
+        else {
             return Err(Error::new(ErrorKind::NotFound, format!("{reference}: no such directory or .gguf file")));
         };
         let Some(cache) = hub_cache() else {
-            return Err(Error::new(ErrorKind::NotFound, format!("{reference}: no such path, and no Hugging Face cache (HOME is not set)")));
+            return Err(Error::new(
+                ErrorKind::NotFound,
+                format!("{reference}: no such path, and no Hugging Face cache (HOME is not set)"),
+            ));
         };
         let repository = cache.join(format!("models--{owner}--{name}"));
-        let commit = std::fs::read_to_string(repository.join("refs").join(revision)).map_or_else(|_| revision.to_owned(), |text| text.trim().to_owned());
+        let commit = std::fs::read_to_string(repository.join("refs").join(revision))
+            .map_or_else(|_| revision.to_owned(), |text| text.trim().to_owned());
         let snapshot = repository.join("snapshots").join(&commit);
         if is_hub_word(&commit) && snapshot.is_dir() {
             return Ok(Self::Directory(snapshot));
         }
-        Err(Error::new(ErrorKind::NotFound, format!("{reference}: no such path, and no snapshot in {}; Hob downloads nothing unasked", repository.display())))
+        Err(Error::new(
+            ErrorKind::NotFound,
+            format!("{reference}: no such path, and no snapshot in {}; Hob downloads nothing unasked", repository.display()),
+        ))
     }
 }
 
 /// A word of a hub id: no separators, no `..`, so that joined paths stay inside the cache.
 fn is_hub_word(word: &str) -> bool {
-    !word.is_empty() && !word.starts_with('.') && word.len() <= 128 && word.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    !word.is_empty()
+        && !word.starts_with('.')
+        && word.len() <= 128
+        && word.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
 }
 
 fn hub_cache() -> Option<PathBuf> {
@@ -213,7 +225,9 @@ impl Text {
     pub(crate) fn template(&self) -> Result<&ChatTemplate> {
         self.template.as_ref().ok_or_else(|| {
             let source = self.tokenizer.source().display();
-            Error::unsupported(format!("{source}: the model has no chat template; give a raw prompt, or put a chat_template.jinja beside the weights"))
+            Error::unsupported(format!(
+                "{source}: the model has no chat template; give a raw prompt, or put a chat_template.jinja beside the weights"
+            ))
         })
     }
 }
@@ -255,15 +269,18 @@ impl ModelSpec {
     pub(crate) fn read(reference: &str, options: &LoadOptions, on_cpu: bool) -> Result<Self> {
         let location = Location::resolve(reference)?;
         match &location {
-            Location::Directory(dir) => Self::read_directory(dir.clone(), location, options, on_cpu),
+            Location::Directory(dir) => Self::read_directory(dir, location.clone(), options, on_cpu),
             Location::Gguf(path) => Self::read_gguf(&GgufHeader::open(path)?, location.clone(), options, on_cpu),
         }
     }
 
-    fn read_directory(dir: PathBuf, location: Location, options: &LoadOptions, on_cpu: bool) -> Result<Self> {
+    fn read_directory(dir: &Path, location: Location, options: &LoadOptions, on_cpu: bool) -> Result<Self> {
         let outer = match Fields::read(&dir.join("config.json")) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                return Err(Error::new(ErrorKind::BadModel, format!("{}: holds no config.json, so it is not a model directory", dir.display())));
+                return Err(Error::new(
+                    ErrorKind::BadModel,
+                    format!("{}: holds no config.json, so it is not a model directory", dir.display()),
+                ));
             }
             other => other?,
         };
@@ -272,14 +289,23 @@ impl ModelSpec {
             Some(inner) if inner.map.contains_key("model_type") => inner,
             _ => outer.clone(),
         };
-        let Some(family) = config.text("model_type")?.map(str::to_owned) else { return Err(config.bad("model_type", "is missing")) };
-        let survey = Survey::directory(&dir, &outer)?;
-        let declared = Pooling::read(&dir)?;
-        let architecture = outer.map.get("architectures").and_then(|list| list.as_array()).and_then(|list| list.last()).and_then(|name| name.as_str());
+        let Some(family) = config.text("model_type")?.map(str::to_owned) else {
+            return Err(config.bad("model_type", "is missing"));
+        };
+        let survey = Survey::directory(dir, &outer)?;
+        let declared = Pooling::read(dir)?;
+        let architecture = outer
+            .map
+            .get("architectures")
+            .and_then(|list| list.as_array())
+            .and_then(|list| list.last())
+            .and_then(|name| name.as_str());
         let classifier = architecture.is_some_and(|name| name.ends_with("ForSequenceClassification"));
         let decoder = decoder_defaults(&family);
         let detected = match (&decoder, family.as_str()) {
-            (Some(_), _) if classifier => return Err(Error::unsupported(format!("{family} as a sequence classifier; supported: bert"))),
+            (Some(_), _) if classifier => {
+                return Err(Error::unsupported(format!("{family} as a sequence classifier; supported: bert")));
+            }
             (Some(_), _) if declared.is_some() => ModelKind::Embedder,
             (Some(_), _) => ModelKind::Chat,
             (None, "bert") if classifier => ModelKind::Reranker,
@@ -328,14 +354,14 @@ impl ModelSpec {
             Graph::Bert { config, .. } => config.context,
         };
         let context = usize::try_from(context).unwrap_or(0);
-        let prompts = pooling::Prompts::read(&dir)?;
+        let prompts = pooling::Prompts::read(dir)?;
         Ok(Self {
             id: dir.display().to_string(),
             kind,
             family,
             vocabulary: graph.vocabulary(),
             context,
-            max_input: pooling::max_input(&dir, context)?,
+            max_input: pooling::max_input(dir, context)?,
             estimate: estimate(&survey, layout, &graph, pooling.dense_bytes(layout.float)),
             quantization: survey.quantization_name(),
             prompts: prompts.named,
@@ -429,7 +455,11 @@ fn stated_kind(stated: Option<ModelKind>, detected: ModelKind, decoder: bool, fa
         Some(kind) if kind == detected => Ok(kind),
         // A decoder's states can be pooled when the caller says so.
         Some(ModelKind::Embedder) if decoder => Ok(ModelKind::Embedder),
-        Some(kind) => Err(Error::unsupported(format!("this {family} model is a {} model and cannot serve as {}", detected.name(), kind.name()))),
+        Some(kind) => Err(Error::unsupported(format!(
+            "this {family} model is a {} model and cannot serve as {}",
+            detected.name(),
+            kind.name()
+        ))),
     }
 }
 

@@ -69,9 +69,6 @@ impl Linear {
         }
     }
 
-    pub(crate) fn arrays(&self) -> Vec<&Array> {
-        self.weight.arrays().into_iter().chain(&self.bias).collect()
-    }
 }
 
 /// A table of vectors, which can also serve as the output projection (tied embeddings).
@@ -104,9 +101,6 @@ impl Embedding {
         self.table.forward(x)
     }
 
-    pub(crate) fn arrays(&self) -> Vec<&Array> {
-        self.table.arrays()
-    }
 }
 
 /// Root-mean-square normalisation (Zhang and Sennrich 2019): `x / sqrt(mean(x^2) + eps) * weight`.
@@ -135,9 +129,6 @@ impl LayerNorm {
         Ok(fast::layer_norm(x, Some(&self.weight), Some(&self.bias), self.eps)?)
     }
 
-    pub(crate) fn arrays(&self) -> [&Array; 2] {
-        [&self.weight, &self.bias]
-    }
 }
 
 /// Rotary position embedding (Su et al. 2021), with its scaling folded in when the model is loaded.

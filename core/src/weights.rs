@@ -87,7 +87,11 @@ impl Fingerprint {
     }
 
     fn check(&self) -> Result<()> {
-        if Self::of(&self.path)? == *self { Ok(()) } else { Err(Error::bad_model(&self.path, "file", "changed while it was being loaded")) }
+        if Self::of(&self.path)? == *self {
+            Ok(())
+        } else {
+            Err(Error::bad_model(&self.path, "file", "changed while it was being loaded"))
+        }
     }
 }
 
@@ -204,17 +208,17 @@ impl Survey {
         self.tensors
             .iter()
             .map(|(name, tensor)| match tensor.kind {
-                StoredKind::Float(_) if name.ends_with(".scales") || name.ends_with(".biases") => {
-                    if layout.dequantize { 0 } else { elements(&tensor.shape) * layout.float.bytes() }
-                }
-                StoredKind::Float(_) => elements(&tensor.shape) * layout.float.bytes(),
+                StoredKind::Float(_) if layout.dequantize && (name.ends_with(".scales") || name.ends_with(".biases")) => 0,
                 StoredKind::Packed if layout.dequantize => {
-                    let bits = self.quantization.of(name.trim_end_matches(".weight")).ok().flatten().map_or(4, |q| q.bits.unsigned_abs());
+                    let path = name.trim_end_matches(".weight");
+                    let bits = self.quantization.of(path).ok().flatten().map_or(4, |q| q.bits.unsigned_abs());
                     elements(&tensor.shape) * 32 / u64::from(bits) * layout.float.bytes()
                 }
                 StoredKind::Packed | StoredKind::Other => tensor.bytes,
-                StoredKind::Gguf(kind) if kind.is_quantized() && !layout.dequantize => blocks::packed_bytes(kind, elements(&tensor.shape), layout.float),
-                StoredKind::Gguf(_) => elements(&tensor.shape) * layout.float.bytes(),
+                StoredKind::Gguf(kind) if kind.is_quantized() && !layout.dequantize => {
+                    blocks::packed_bytes(kind, elements(&tensor.shape), layout.float)
+                }
+                StoredKind::Float(_) | StoredKind::Gguf(_) => elements(&tensor.shape) * layout.float.bytes(),
             })
             .sum()
     }
@@ -254,14 +258,26 @@ fn weight_files(dir: &Path) -> Result<Vec<(PathBuf, Option<BTreeSet<String>>)>> 
     }
     shards.sort();
     let Some(first) = shards.first() else {
-        return Err(Error::new(ErrorKind::BadModel, format!("{}: holds no model.safetensors, no index and no shards", dir.display())));
+        return Err(Error::new(
+            ErrorKind::BadModel,
+            format!("{}: holds no model.safetensors, no index and no shards", dir.display()),
+        ));
     };
-    let total = first.file_stem().and_then(|stem| stem.to_str()).and_then(|stem| stem.rsplit_once("-of-")).and_then(|(_, n)| n.parse::<usize>().ok());
+    let total = first
+        .file_stem()
+        .and_then(|stem| stem.to_str())
+        .and_then(|stem| stem.rsplit_once("-of-"))
+        .and_then(|(_, n)| n.parse::<usize>().ok());
     match total {
         Some(total) if total == shards.len() => Ok(shards.into_iter().map(|shard| (shard, None)).collect()),
-        Some(total) => Err(Error::new(ErrorKind::BadModel, format!("{}: {} of {total} shards are here", dir.display(), shards.len()))),
+        Some(total) => {
+            Err(Error::new(ErrorKind::BadModel, format!("{}: {} of {total} shards are here", dir.display(), shards.len())))
+        }
         None if shards.len() == 1 => Ok(vec![(shards.remove(0), None)]),
-        None => Err(Error::new(ErrorKind::BadModel, format!("{}: several safetensors files and no model.safetensors.index.json", dir.display()))),
+        None => Err(Error::new(
+            ErrorKind::BadModel,
+            format!("{}: several safetensors files and no model.safetensors.index.json", dir.display()),
+        )),
     }
 }
 
@@ -378,7 +394,9 @@ impl<'a> Weights<'a> {
         let array = match stored.kind {
             StoredKind::Float(_) => self.lazy(&name)?.as_dtype(self.layout.float.mlx())?,
             StoredKind::Gguf(kind) => self.expand(&name, kind, stored)?,
-            StoredKind::Packed | StoredKind::Other => return Err(Error::bad_model(self.file_of(stored), &name, "must hold floating-point numbers")),
+            StoredKind::Packed | StoredKind::Other => {
+                return Err(Error::bad_model(self.file_of(stored), &name, "must hold floating-point numbers"));
+            }
         };
         self.finish(&name, stored, &[&array])?;
         Ok(array)
@@ -404,10 +422,18 @@ impl<'a> Weights<'a> {
         let name = format!("{}{path}.weight", self.prefix);
         let stored = self.stored(&name)?;
         let Some(Quantization { group_size, bits }) = self.survey.quantization.of(&format!("{}{path}", self.prefix))? else {
-            return Err(Error::bad_model(self.file_of(stored), &name, "holds packed integers, but config.json says nothing of its quantization"));
+            return Err(Error::bad_model(
+                self.file_of(stored),
+                &name,
+                "holds packed integers, but config.json says nothing of its quantization",
+            ));
         };
         if input % group_size != 0 || (input * bits) % 32 != 0 {
-            return Err(Error::bad_model(self.file_of(stored), &name, format_args!("{input} columns do not divide into groups of {group_size}")));
+            return Err(Error::bad_model(
+                self.file_of(stored),
+                &name,
+                format_args!("{input} columns do not divide into groups of {group_size}"),
+            ));
         }
         self.check_shape(&name, stored, &[out, input * bits / 32])?;
         let packed = self.lazy(&name)?;
@@ -449,7 +475,11 @@ impl<'a> Weights<'a> {
     pub(crate) fn layer_norm(&mut self, path: &str, width: i32, eps: f32) -> Result<LayerNorm> {
         // Checkpoints converted from TensorFlow call the two gamma and beta.
         let (weight, bias) = if self.has(&format!("{path}.gamma")) { ("gamma", "beta") } else { ("weight", "bias") };
-        Ok(LayerNorm { weight: self.tensor(&format!("{path}.{weight}"), &[width])?, bias: self.tensor(&format!("{path}.{bias}"), &[width])?, eps })
+        Ok(LayerNorm {
+            weight: self.tensor(&format!("{path}.{weight}"), &[width])?,
+            bias: self.tensor(&format!("{path}.{bias}"), &[width])?,
+            eps,
+        })
     }
 
     /// A small vector in host memory (GGUF's `rope_freqs.weight`), if the file has it.
@@ -470,10 +500,16 @@ impl<'a> Weights<'a> {
     pub(crate) fn finish_model(self, ignored: &[&str]) -> Result<()> {
         const HARMLESS: [&str; 3] = ["rotary_emb.inv_freq", "position_ids", "masked_bias"];
         let left = self.survey.tensors.iter().find(|(name, _)| {
-            !self.taken.contains(*name) && !ignored.iter().any(|prefix| name.starts_with(prefix)) && !HARMLESS.iter().any(|tail| name.ends_with(tail))
+            !self.taken.contains(*name)
+                && !ignored.iter().any(|prefix| name.starts_with(prefix))
+                && !HARMLESS.iter().any(|tail| name.ends_with(tail))
         });
         if let Some((name, stored)) = left {
-            return Err(Error::bad_model(self.file_of(stored), name, "is not part of this architecture as config.json describes it"));
+            return Err(Error::bad_model(
+                self.file_of(stored),
+                name,
+                "is not part of this architecture as config.json describes it",
+            ));
         }
         for file in &self.survey.files {
             file.check()?;
@@ -489,7 +525,8 @@ impl<'a> Weights<'a> {
     /// them, and a file cut short would be a fault instead of an error.
     fn gguf_data(&self, stored: &Stored) -> Result<Vec<u8>> {
         let path = self.file_of(stored);
-        let len = usize::try_from(stored.bytes).map_err(|_| Error::bad_model(path, "tensor", "exceeds this machine's address space"))?;
+        let len =
+            usize::try_from(stored.bytes).map_err(|_| Error::bad_model(path, "tensor", "exceeds this machine's address space"))?;
         let mut file = std::fs::File::open(path).map_err(|error| Error::io(path, error))?;
         let mut data = vec![0; len];
         file.seek(SeekFrom::Start(stored.at)).and_then(|_| file.read_exact(&mut data)).map_err(|error| Error::io(path, error))?;

@@ -1,6 +1,8 @@
 //! Damaged, hostile and unusual model files: each gives a typed error that names file and field, or loads; and the engine
 //! serves the next request.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
 use std::path::{Path, PathBuf};
 
 use hob::block_on;
@@ -115,7 +117,11 @@ fn damaged_safetensors() {
     for keep in [0, 7, 8, 100] {
         refused(&Spoiled::new("llama-tied").weights(cut(keep)), ErrorKind::BadModel, &["model.safetensors", "header"]);
     }
-    refused(&Spoiled::new("llama-tied").weights(|bytes| bytes.truncate(bytes.len() - 1)), ErrorKind::BadModel, &["model.safetensors"]);
+    refused(
+        &Spoiled::new("llama-tied").weights(|bytes| bytes.truncate(bytes.len() - 1)),
+        ErrorKind::BadModel,
+        &["model.safetensors"],
+    );
     for length in [1u64 << 63, u64::MAX, 1 << 40] {
         let spoiled = Spoiled::new("llama-tied").weights(|bytes| bytes[..8].copy_from_slice(&length.to_le_bytes()));
         refused(&spoiled, ErrorKind::BadModel, &["model.safetensors", "header"]);
@@ -160,10 +166,12 @@ fn configurations_that_ask_for_what_is_not_there() {
 #[test]
 fn quantization_that_hob_does_not_know() {
     // Hazard K7.
-    let with = |value: Value| Spoiled::new("llama-q4").config(move |config| {
-        config.as_object_mut().unwrap().remove("quantization_config");
-        config["quantization"] = value;
-    });
+    let with = |value: Value| {
+        Spoiled::new("llama-q4").config(move |config| {
+            config.as_object_mut().unwrap().remove("quantization_config");
+            config["quantization"] = value;
+        })
+    };
     refused(&with(json!({"group_size": 64, "bits": 4, "mode": "mxfp4"})), ErrorKind::Unsupported, &["mxfp4", "affine"]);
     refused(&with(json!({"group_size": 64, "bits": 7})), ErrorKind::Unsupported, &["7"]);
     refused(&with(json!({"group_size": 48, "bits": 4})), ErrorKind::Unsupported, &["48"]);
@@ -230,7 +238,8 @@ fn nested_and_flat_configurations_both_load() {
     // Hazard K3.
     let nested = Spoiled::new("llama-tied").config(|config| {
         let inner = config.clone();
-        *config = json!({"model_type": "some_vision_model", "architectures": ["SomeForConditionalGeneration"], "text_config": inner});
+        *config =
+            json!({"model_type": "some_vision_model", "architectures": ["SomeForConditionalGeneration"], "text_config": inner});
     });
     generate(&engine(), &nested.path).unwrap();
 }

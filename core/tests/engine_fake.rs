@@ -1,5 +1,7 @@
 //! The engine on a scripted device: requests, failures, cancels and the pool around them, without MLX and without sleeps.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
 use hob::chat_template::Message;
 use hob::engine::{EmbedRequest, Engine, EngineOptions, Event, Finish, GenerateRequest, RequestOptions, RerankRequest, ScoreKind};
 use hob::fake::{FakeDevice, FakeModel, Fault, Point};
@@ -181,7 +183,9 @@ fn bad_requests_are_refused_before_any_work() {
     assert_eq!(refused(GenerateRequest { logprobs: Some(1000), ..ask("chat") }), Some(ErrorKind::InvalidArgument));
     let kind = |result: hob::Result<hob::engine::Embeddings>| result.unwrap_err().kind();
     assert_eq!(kind(block_on(engine.embed(EmbedRequest::new("embed", Vec::<String>::new())))), ErrorKind::InvalidArgument);
-    let rerank = |query: &str, documents: &[&str]| block_on(engine.rerank(RerankRequest::new("rerank", query, documents.to_vec()))).unwrap_err();
+    let rerank = |query: &str, documents: &[&str]| {
+        block_on(engine.rerank(RerankRequest::new("rerank", query, documents.to_vec()))).unwrap_err()
+    };
     assert_eq!(rerank(" ", &["a"]).kind(), ErrorKind::InvalidArgument);
     assert_eq!(rerank("q", &[]).kind(), ErrorKind::InvalidArgument);
     assert!(rerank("q", &["a", "\t"]).message().contains("document 1"));
@@ -234,7 +238,10 @@ fn dimensions_are_cut_and_scaled_again() {
     assert!((short.data.iter().map(|x| x * x).sum::<f32>() - 1.0).abs() < 1e-6);
     request.dimensions = Some(9);
     let error = block_on(engine.embed(request)).unwrap_err();
-    assert!(error.kind() == ErrorKind::InvalidArgument && error.message().contains('9') && error.message().contains('8'), "{error}");
+    assert!(
+        error.kind() == ErrorKind::InvalidArgument && error.message().contains('9') && error.message().contains('8'),
+        "{error}"
+    );
 }
 
 #[test]

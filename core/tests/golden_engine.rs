@@ -1,10 +1,14 @@
 //! The golden models through the public API: text in, numbers out, compared with transformers and sentence-transformers.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
 use std::path::PathBuf;
 
 use hob::block_on;
 use hob::chat_template::Message;
-use hob::engine::{EmbedRequest, Engine, EngineOptions, Finish, GenerateRequest, Prompt, RequestOptions, RerankRequest, ScoreRequest};
+use hob::engine::{
+    EmbedRequest, Engine, EngineOptions, Finish, GenerateRequest, Prompt, RequestOptions, RerankRequest, ScoreRequest,
+};
 use hob::model::{FloatType, LoadOptions};
 use hob::options::Truncate;
 use hob::tokenizer::EncodeOptions;

@@ -44,9 +44,9 @@ fn shuttle(workspace: &Workspace) -> std::result::Result<Command, &'static str> 
     }
     let mut cargo = proc::cargo();
     cargo.args(["test", "--no-fail-fast", "--package", "hob", "--features", SHUTTLE, "--test", "*shuttle*"]);
-    // Exploring takes optimised code; the dependencies are optimised in the dev profile, so `--release` would only build
-    // them all once more.
-    cargo.args(["--config", "profile.dev.opt-level=2"]);
+    // Exploring takes optimised code of the pool and of shuttle; optimising every dependency would take minutes and gain
+    // nothing.
+    cargo.args(["--config", "profile.dev.package.hob.opt-level=2", "--config", "profile.dev.package.shuttle.opt-level=2"]);
     Ok(cargo)
 }
 

@@ -79,7 +79,8 @@ pub(crate) trait Backend {
     fn end(&mut self, row: Row);
     /// Log-probabilities of `ids[from..]`, each given all ids before it (`from` >= 1).
     fn score(&mut self, slot: Slot, ids: &[u32], from: usize) -> Result<Vec<f32>>;
-    /// Raw logits after each of `ids[from..]`, in float32.
+    /// Raw logits after each of `ids[from..]`, in float32: what golden tests compare.
+    #[cfg(test)]
     fn logits(&mut self, slot: Slot, ids: &[u32], from: usize) -> Result<Vec<Vec<f32>>>;
     /// One vector per row, pooled as the model declares, before normalisation asked for by options.
     fn embed(&mut self, slot: Slot, batch: &TokenBatch) -> Result<Vec<Vec<f32>>>;

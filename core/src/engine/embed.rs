@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::backend::TokenBatch;
+use super::backend::{Backend, Slot, TokenBatch};
 use super::batch::{MAX_ROWS, MAX_SLOTS, plan};
 use super::residency::{Residency, Used};
 use super::{RequestOptions, Shared, Timings};
@@ -150,13 +150,22 @@ fn prompt_of(spec: &ModelSpec, name: Option<&str>) -> Result<String> {
         None => Ok(String::new()),
         Some(name) => spec.prompts.get(name).cloned().ok_or_else(|| {
             let known: Vec<&str> = spec.prompts.keys().map(String::as_str).collect();
-            Error::invalid(format!("the model has no prompt {name:?}; it has: {}", if known.is_empty() { "none".to_owned() } else { known.join(", ") }))
+            Error::invalid(format!(
+                "the model has no prompt {name:?}; it has: {}",
+                if known.is_empty() { "none".to_owned() } else { known.join(", ") }
+            ))
         }),
     }
 }
 
 /// Tokens of each text with its prompt, cut or refused at the model's input limit.
-pub(super) async fn encode_texts(text: &Text, spec: &Arc<ModelSpec>, prompt: String, texts: Vec<String>, truncate: Truncate) -> Result<Vec<Encoding>> {
+pub(super) async fn encode_texts(
+    text: &Text,
+    spec: &Arc<ModelSpec>,
+    prompt: String,
+    texts: Vec<String>,
+    truncate: Truncate,
+) -> Result<Vec<Encoding>> {
     let (text, spec) = (text.clone(), Arc::clone(spec));
     crate::pool::unblock(move || {
         let mut encodings = Vec::with_capacity(texts.len());
@@ -184,9 +193,17 @@ pub(super) async fn encode_texts(text: &Text, spec: &Arc<ModelSpec>, prompt: Str
 }
 
 /// Pooled vectors in the order of the encodings. Each batch is one job, so that streams move between batches.
-pub(super) async fn vectors(residency: &Arc<Residency>, used: &Used, encodings: Vec<Encoding>, token: &CancelToken) -> Result<Vec<Vec<f32>>> {
+pub(super) async fn vectors(
+    residency: &Arc<Residency>,
+    used: &Used,
+    encodings: Vec<Encoding>,
+    token: &CancelToken,
+) -> Result<Vec<Vec<f32>>> {
     batched(residency, used, encodings, token, "an embedding", |backend, slot, batch| backend.embed(slot, batch)).await
 }
+
+/// What a batch is computed by: one row of numbers per row of tokens.
+type Compute = fn(&mut dyn Backend, Slot, &TokenBatch) -> Result<Vec<Vec<f32>>>;
 
 /// Runs `compute` over length-sorted batches and puts the rows back in order. A row that is not finite is an error naming its index.
 pub(super) async fn batched(
@@ -195,7 +212,7 @@ pub(super) async fn batched(
     mut encodings: Vec<Encoding>,
     token: &CancelToken,
     what: &'static str,
-    compute: fn(&mut dyn super::backend::Backend, super::backend::Slot, &TokenBatch) -> Result<Vec<Vec<f32>>>,
+    compute: Compute,
 ) -> Result<Vec<Vec<f32>>> {
     let lengths: Vec<usize> = encodings.iter().map(Encoding::len).collect();
     let mut rows: Vec<Vec<f32>> = vec![Vec::new(); encodings.len()];

@@ -89,7 +89,9 @@ impl GenerateRequest {
             return Err(Error::invalid(format!("logprobs is {count}; at most {MAX_LOGPROBS} alternatives are reported")));
         }
         match &self.prompt {
-            Prompt::Chat(messages) if messages.is_empty() => Err(Error::invalid("the conversation has no messages; give at least one")),
+            Prompt::Chat(messages) if messages.is_empty() => {
+                Err(Error::invalid("the conversation has no messages; give at least one"))
+            }
             Prompt::Raw(text) if text.is_empty() => Err(Error::invalid("the prompt is empty; give some text")),
             Prompt::Tokens(ids) if ids.is_empty() => Err(Error::invalid("the prompt has no tokens; give at least one")),
             _ => Ok(()),
@@ -287,7 +289,13 @@ pub(super) fn start(shared: &Arc<Shared>, request: GenerateRequest) -> Result<St
 }
 
 /// Everything before the device: the model, the prompt's tokens, the sampler.
-async fn prepare(residency: &Arc<Residency>, request: GenerateRequest, token: &CancelToken, began: Instant, stops: StopMatcher) -> Result<GenerateRow> {
+async fn prepare(
+    residency: &Arc<Residency>,
+    request: GenerateRequest,
+    token: &CancelToken,
+    began: Instant,
+    stops: StopMatcher,
+) -> Result<GenerateRow> {
     let used = residency.acquire(&request.model, &request.options, token).await?;
     let (spec, text) = (Arc::clone(&used.model.spec), used.model.text.clone());
     if spec.kind != crate::model::ModelKind::Chat {

@@ -1,6 +1,8 @@
 //! The golden models of tests/golden through the MLX backend: numbers against transformers and sentence-transformers.
 //! Tolerances come from the manifest and are never widened here.
 
+#![allow(clippy::cast_possible_truncation)] // numbers of small fixtures
+
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
@@ -159,7 +161,11 @@ fn decoders_equal_transformers() {
             let spec = ModelSpec::read(&case.path, &options, true);
             if let Some(kind) = &case.unsupported {
                 let error = spec.err().unwrap_or_else(|| panic!("{}: must be refused", case.name));
-                assert!(error.kind() == crate::ErrorKind::Unsupported && error.message().contains(kind.as_str()), "{}: {error}", case.name);
+                assert!(
+                    error.kind() == crate::ErrorKind::Unsupported && error.message().contains(kind.as_str()),
+                    "{}: {error}",
+                    case.name
+                );
                 continue;
             }
             if case.name == "llama-rope-dynamic" {
@@ -180,7 +186,8 @@ fn decoders_equal_transformers() {
 #[test]
 fn embedders_equal_sentence_transformers() {
     for case in cases("embedder") {
-        let spec = ModelSpec::read(&case.path, &LoadOptions::default(), true).unwrap_or_else(|error| panic!("{}: {error}", case.name));
+        let spec =
+            ModelSpec::read(&case.path, &LoadOptions::default(), true).unwrap_or_else(|error| panic!("{}: {error}", case.name));
         let normalize = spec.normalizes();
         let slot = load(spec).unwrap_or_else(|error| panic!("{}: {}", case.name, error.full_message()));
         for set in case.expected["sets"].as_array().unwrap() {
@@ -202,7 +209,8 @@ fn embedders_equal_sentence_transformers() {
 #[test]
 fn rerankers_equal_transformers() {
     for case in cases("reranker") {
-        let spec = ModelSpec::read(&case.path, &LoadOptions::default(), true).unwrap_or_else(|error| panic!("{}: {error}", case.name));
+        let spec =
+            ModelSpec::read(&case.path, &LoadOptions::default(), true).unwrap_or_else(|error| panic!("{}: {error}", case.name));
         let slot = load(spec).unwrap_or_else(|error| panic!("{}: {}", case.name, error.full_message()));
         let pairs = case.expected["pairs"].as_array().unwrap();
         let batch = TokenBatch {

@@ -90,7 +90,9 @@ impl Mlx {
     }
 
     fn resident(&self, slot: Slot) -> Result<&Resident> {
-        self.models.get(&slot).ok_or_else(|| Error::new(ErrorKind::Closed, "the model was unloaded while the request was on its way"))
+        self.models
+            .get(&slot)
+            .ok_or_else(|| Error::new(ErrorKind::Closed, "the model was unloaded while the request was on its way"))
     }
 }
 
@@ -146,7 +148,12 @@ impl Backend for Mlx {
 
     fn memory(&self) -> MemoryReading {
         let read = |value: mlx_rs::error::Result<usize>| value.unwrap_or(0) as u64;
-        MemoryReading { active: read(memory::active_memory()), cache: read(memory::cache_memory()), peak: read(memory::peak_memory()), available: None }
+        MemoryReading {
+            active: read(memory::active_memory()),
+            cache: read(memory::cache_memory()),
+            peak: read(memory::peak_memory()),
+            available: None,
+        }
     }
 
     fn drain(&mut self) -> Result<()> {
@@ -203,7 +210,8 @@ impl Backend for Mlx {
     fn advance(&mut self, row: Row, chooser: &mut dyn Chooser) -> Result<Advance> {
         let stream = self.stream.clone();
         let state = self.rows.get_mut(&row).ok_or_else(|| Error::internal("a step of a row that has ended"))?;
-        let resident = self.models.get(&state.slot).ok_or_else(|| Error::new(ErrorKind::Closed, "the model was unloaded under a row"))?;
+        let resident =
+            self.models.get(&state.slot).ok_or_else(|| Error::new(ErrorKind::Closed, "the model was unloaded under a row"))?;
         let Body::Decoder(decoder) = &resident.body else { return Err(Error::internal("a row on an encoder")) };
         with_stream(&stream, || advance(decoder.as_ref(), state, chooser))
     }
@@ -212,6 +220,7 @@ impl Backend for Mlx {
         self.rows.remove(&row);
     }
 
+    #[cfg(test)]
     fn logits(&mut self, slot: Slot, ids: &[u32], from: usize) -> Result<Vec<Vec<f32>>> {
         let stream = self.stream.clone();
         let mut rows = Vec::new();
@@ -447,7 +456,10 @@ fn pool(hidden: &Array, padded: &Padded, mode: PoolingMode) -> Result<Array> {
 
 fn check_ids(ids: &[u32], vocabulary: u32) -> Result<()> {
     match ids.iter().find(|&&id| id >= vocabulary) {
-        Some(id) => Err(Error::new(ErrorKind::BadModel, format!("token id {id} is outside the model's vocabulary of {vocabulary}: its tokenizer belongs to another model"))),
+        Some(id) => Err(Error::new(
+            ErrorKind::BadModel,
+            format!("token id {id} is outside the model's vocabulary of {vocabulary}: its tokenizer belongs to another model"),
+        )),
         None => Ok(()),
     }
 }

@@ -127,14 +127,17 @@ pub(super) async fn run(shared: &Arc<Shared>, request: RerankRequest) -> Result<
         vectors.iter_mut().for_each(|vector| normalize(vector));
         let query = vectors.remove(0);
         let cosine = |vector: &Vec<f32>| query.iter().zip(vector).map(|(a, b)| a * b).sum::<f32>().clamp(-1.0, 1.0);
-        let results = vectors.iter().enumerate().map(|(index, vector)| Ranked { index, logit: None, score: cosine(vector) }).collect();
+        let results =
+            vectors.iter().enumerate().map(|(index, vector)| Ranked { index, logit: None, score: cosine(vector) }).collect();
         (results, ScoreKind::Cosine, tokens, dropped)
     } else {
         require(&spec, ModelKind::Reranker)?;
         let encodings = encode_pairs(text, &spec, request.query, request.documents, request.truncate).await?;
         let (tokens, dropped) = count(&encodings);
-        let logits = batched(residency, &used, encodings, &token, "a score", |backend, slot, batch| backend.classify(slot, batch)).await?;
-        let results = logits.iter().enumerate().map(|(index, logits)| ranked(index, logits, spec.score_head)).collect::<Result<Vec<_>>>()?;
+        let logits =
+            batched(residency, &used, encodings, &token, "a score", |backend, slot, batch| backend.classify(slot, batch)).await?;
+        let results =
+            logits.iter().enumerate().map(|(index, logits)| ranked(index, logits, spec.score_head)).collect::<Result<Vec<_>>>()?;
         (results, ScoreKind::Normalized, tokens, dropped)
     };
     order(&mut results, request.top_n, request.unsorted);
@@ -152,7 +155,13 @@ fn count(encodings: &[Encoding]) -> (usize, usize) {
     (encodings.iter().map(Encoding::len).sum(), encodings.iter().map(|encoding| encoding.dropped).sum())
 }
 
-async fn encode_pairs(text: &Text, spec: &Arc<ModelSpec>, query: String, documents: Vec<String>, truncate: Truncate) -> Result<Vec<Encoding>> {
+async fn encode_pairs(
+    text: &Text,
+    spec: &Arc<ModelSpec>,
+    query: String,
+    documents: Vec<String>,
+    truncate: Truncate,
+) -> Result<Vec<Encoding>> {
     let (text, limit) = (text.clone(), spec.max_input);
     crate::pool::unblock(move || {
         let mut encodings = Vec::with_capacity(documents.len());
@@ -229,7 +238,8 @@ mod tests {
 
     #[test]
     fn a_saturated_score_is_decided_by_its_logit() {
-        let mut results: Vec<Ranked> = [30.0, 40.0].iter().enumerate().map(|(i, &logit)| ranked(i, &[logit], ScoreHead::Sigmoid).unwrap()).collect();
+        let mut results: Vec<Ranked> =
+            [30.0, 40.0].iter().enumerate().map(|(i, &logit)| ranked(i, &[logit], ScoreHead::Sigmoid).unwrap()).collect();
         assert_eq!(results[0].score, results[1].score);
         order(&mut results, None, false);
         assert_eq!(indices(&results), [1, 0]);

@@ -44,7 +44,8 @@ impl Drop for Model {
 /// A model in use. Dropping it ends the use.
 pub(crate) struct Used {
     pub(crate) model: Arc<Model>,
-    pub(crate) lease: Lease,
+    /// The pool's side of the use; it ends with this value.
+    _lease: Lease,
     /// How long the load took, when this request caused or joined one.
     pub(crate) load: Option<Duration>,
 }
@@ -66,7 +67,12 @@ pub(crate) struct Residency {
 const MAX_NAMES: usize = 1024;
 
 impl Residency {
-    pub(crate) fn new(device: DeviceThread, fake: Option<FakeDevice>, runtime: Arc<Runtime>, mut options: PoolOptions) -> Result<Arc<Self>> {
+    pub(crate) fn new(
+        device: DeviceThread,
+        fake: Option<FakeDevice>,
+        runtime: Arc<Runtime>,
+        mut options: PoolOptions,
+    ) -> Result<Arc<Self>> {
         let draining = device.clone();
         options.drain = Some(Arc::new(move || {
             let device = draining.clone();
@@ -160,7 +166,7 @@ impl Residency {
             None => self.pool.begin_use(key),
         }?;
         let model = self.table.lock().get(&lease.token()).cloned()?;
-        Some(Used { model, lease, load: None })
+        Some(Used { model, _lease: lease, load: None })
     }
 
     /// One admission. `None`: the pool let the entry go before this request got hold of the model.
@@ -187,19 +193,28 @@ impl Residency {
         let asked = Instant::now();
         let lease = match self.pool.acquire(admission, load, release).await {
             Ok(lease) => lease,
-            Err(error) if matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Timeout | ErrorKind::Closed) && (token.is_cancelled() || self.is_closed()) => {
+            Err(error)
+                if matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Timeout | ErrorKind::Closed)
+                    && (token.is_cancelled() || self.is_closed()) =>
+            {
                 return Err(self.interrupted(token));
             }
             Err(error) => return Err(error),
         };
         let load = (lease.origin() != Origin::Hit).then(|| lease.load_time().min(asked.elapsed()));
         let model = self.table.lock().get(&lease.token()).cloned().or_else(|| own.lock().take());
-        Ok(model.map(|model| Used { model, lease, load }))
+        Ok(model.map(|model| Used { model, _lease: lease, load }))
     }
 }
 
 /// The load the pool runs once there is room: text side here, weights on the device, then the table.
-async fn load(device: DeviceThread, table: Table, spec: Arc<ModelSpec>, own: Arc<Mutex<Option<Arc<Model>>>>, context: LoadContext) -> Result<Loaded> {
+async fn load(
+    device: DeviceThread,
+    table: Table,
+    spec: Arc<ModelSpec>,
+    own: Arc<Mutex<Option<Arc<Model>>>>,
+    context: LoadContext,
+) -> Result<Loaded> {
     let reader = Arc::clone(&spec);
     let text = unblock(move || Text::read(&reader)).await?;
     let (cancel, progress, loading) = (context.cancel.clone(), context.progress.clone(), Arc::clone(&spec));

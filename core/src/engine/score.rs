@@ -65,7 +65,10 @@ pub(super) async fn run(shared: &Arc<Shared>, request: ScoreRequest) -> Result<S
     }
     let total = prompt.len() + completion.len();
     if total > spec.context {
-        return Err(Error::invalid(format!("the prompt and the completion have {total} tokens and the model's context is {}; shorten them", spec.context)));
+        return Err(Error::invalid(format!(
+            "the prompt and the completion have {total} tokens and the model's context is {}; shorten them",
+            spec.context
+        )));
     }
     let ids: Vec<u32> = prompt.iter().chain(&completion).copied().collect();
     let (slot, from, model, cancel) = (used.model.slot, prompt.len(), Arc::clone(&used.model), token.clone());

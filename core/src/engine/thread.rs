@@ -3,9 +3,9 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Weak};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
@@ -118,7 +118,8 @@ impl DeviceThread {
         let gauge = Arc::new(Gauge::default());
         let shared = Arc::clone(&gauge);
         let body = move || {
-            let backend = catch_unwind(AssertUnwindSafe(make)).unwrap_or_else(|panic| Err(panic_error("starting the device", &*panic)));
+            let backend =
+                catch_unwind(AssertUnwindSafe(make)).unwrap_or_else(|panic| Err(panic_error("starting the device", &*panic)));
             match backend {
                 Ok(backend) => {
                     let _ = ready.send(Ok(backend.device()));
@@ -147,7 +148,11 @@ impl DeviceThread {
     }
 
     /// Runs `job` on the thread. A panic in it is that job's `Internal` error. Dropping the future does not stop a running job.
-    pub(crate) async fn call<T: Send + 'static>(&self, what: &'static str, job: impl FnOnce(&mut dyn Backend) -> Result<T> + Send + 'static) -> Result<T> {
+    pub(crate) async fn call<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        job: impl FnOnce(&mut dyn Backend) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         let (reply, answer) = oneshot::channel();
         self.post(Message::Job(Box::new(move |backend| {
             let result = catch_unwind(AssertUnwindSafe(|| job(backend))).unwrap_or_else(|panic| Err(panic_error(what, &*panic)));

@@ -108,9 +108,23 @@ pub(crate) fn read_capped(file: &Path, limit: u64) -> Result<Vec<u8>> {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum RopeScaling {
     None,
-    Linear { factor: f32 },
-    Llama3 { factor: f32, low_freq_factor: f32, high_freq_factor: f32, original: f32 },
-    Yarn { factor: f32, beta_fast: f32, beta_slow: f32, original: f32, attention_factor: f32, truncate: bool },
+    Linear {
+        factor: f32,
+    },
+    Llama3 {
+        factor: f32,
+        low_freq_factor: f32,
+        high_freq_factor: f32,
+        original: f32,
+    },
+    Yarn {
+        factor: f32,
+        beta_fast: f32,
+        beta_slow: f32,
+        original: f32,
+        attention_factor: f32,
+        truncate: bool,
+    },
     /// Wavelength divisors read from the file itself (GGUF's `rope_freqs.weight`).
     Divisors(Vec<f32>),
 }
@@ -154,11 +168,17 @@ impl DecoderConfig {
         let head_dim = match config.size("head_dim", MAX_WIDTH)?.or(defaults.head_dim) {
             Some(dim) => dim,
             None if hidden % heads == 0 => hidden / heads,
-            None => return Err(config.bad("num_attention_heads", format_args!("is {heads}, which does not divide hidden_size {hidden}"))),
+            None => {
+                return Err(
+                    config.bad("num_attention_heads", format_args!("is {heads}, which does not divide hidden_size {hidden}"))
+                );
+            }
         };
         match config.text("hidden_act")?.or(config.text("hidden_activation")?) {
             None | Some("silu" | "swish") => {}
-            Some(other) => return Err(Error::unsupported(format!("{}: hidden_act {other:?}; supported: silu", config.file.display()))),
+            Some(other) => {
+                return Err(Error::unsupported(format!("{}: hidden_act {other:?}; supported: silu", config.file.display())));
+            }
         }
         if config.flag("use_sliding_window", false)? {
             return Err(Error::unsupported(format!("{}: use_sliding_window true; supported: false", config.file.display())));
@@ -224,10 +244,16 @@ impl DecoderConfig {
         let rope_scaling = match header.opt_string(&key("rope.scaling.type"))? {
             None | Some("none") => RopeScaling::None,
             Some("linear") => RopeScaling::Linear {
-                factor: header.opt_f32(&key("rope.scaling.factor"))?.ok_or_else(|| Error::bad_model(file, &key("rope.scaling.factor"), "is missing"))?,
+                factor: header
+                    .opt_f32(&key("rope.scaling.factor"))?
+                    .ok_or_else(|| Error::bad_model(file, &key("rope.scaling.factor"), "is missing"))?,
             },
             Some(other) => {
-                return Err(Error::unsupported(format!("{}: {} {other:?}; supported: none, linear", file.display(), key("rope.scaling.type"))));
+                return Err(Error::unsupported(format!(
+                    "{}: {} {other:?}; supported: none, linear",
+                    file.display(),
+                    key("rope.scaling.type")
+                )));
             }
         };
         let has = |suffix: &str| header.tensors().contains_key(&format!("blk.0.{suffix}"));
@@ -259,13 +285,21 @@ impl DecoderConfig {
             return Err(Error::bad_model(file, "num_key_value_heads", what));
         }
         if self.head_dim % 2 != 0 {
-            return Err(Error::bad_model(file, "head_dim", format_args!("is {}; rotary positions need an even number", self.head_dim)));
+            return Err(Error::bad_model(
+                file,
+                "head_dim",
+                format_args!("is {}; rotary positions need an even number", self.head_dim),
+            ));
         }
         if i64::from(self.heads) * i64::from(self.head_dim) > i64::from(i32::MAX) {
             return Err(Error::bad_model(file, "head_dim", format_args!("{} heads of {} overflow", self.heads, self.head_dim)));
         }
         let sane = |name: &str, value: f32| {
-            if value > 0.0 && value.is_finite() { Ok(()) } else { Err(Error::bad_model(file, name, format_args!("is {value}; it must be positive"))) }
+            if value > 0.0 && value.is_finite() {
+                Ok(())
+            } else {
+                Err(Error::bad_model(file, name, format_args!("is {value}; it must be positive")))
+            }
         };
         sane("rms_norm_eps", self.rms_eps)?;
         sane("rope_theta", self.rope_theta)
@@ -320,11 +354,12 @@ fn rope_from_json(config: &Fields, context: i32) -> Result<(f32, RopeScaling)> {
             let factor = positive("factor", Some(trained / original))?;
             // YaRN (Peng et al. 2023) section 3.4, with the two optional terms DeepSeek added.
             let mscale = |scale: f32, weight: f32| if scale <= 1.0 { 1.0 } else { 0.1 * weight * scale.ln() + 1.0 };
-            let attention_factor = match (scaling.number("attention_factor")?, scaling.number("mscale")?, scaling.number("mscale_all_dim")?) {
-                (Some(given), ..) => given,
-                (None, Some(one), Some(all)) if one != 0.0 && all != 0.0 => mscale(factor, one) / mscale(factor, all),
-                _ => mscale(factor, 1.0),
-            };
+            let attention_factor =
+                match (scaling.number("attention_factor")?, scaling.number("mscale")?, scaling.number("mscale_all_dim")?) {
+                    (Some(given), ..) => given,
+                    (None, Some(one), Some(all)) if one != 0.0 && all != 0.0 => mscale(factor, one) / mscale(factor, all),
+                    _ => mscale(factor, 1.0),
+                };
             RopeScaling::Yarn {
                 factor,
                 beta_fast: positive("beta_fast", Some(32.0))?,
@@ -355,8 +390,6 @@ pub(crate) struct BertConfig {
     pub(crate) types: i32,
     pub(crate) context: i32,
     pub(crate) layer_norm_eps: f32,
-    /// Output labels of a classifier (from `num_labels`, else the count of `id2label`); `None` when config.json does not say.
-    pub(crate) labels: Option<Vec<String>>,
 }
 
 impl BertConfig {
@@ -368,12 +401,17 @@ impl BertConfig {
         }
         match config.text("hidden_act")? {
             None | Some("gelu") => {}
-            Some(other) => return Err(Error::unsupported(format!("{}: hidden_act {other:?}; supported: gelu", config.file.display()))),
+            Some(other) => {
+                return Err(Error::unsupported(format!("{}: hidden_act {other:?}; supported: gelu", config.file.display())));
+            }
         }
         match config.text("position_embedding_type")? {
             None | Some("absolute") => {}
             Some(other) => {
-                return Err(Error::unsupported(format!("{}: position_embedding_type {other:?}; supported: absolute", config.file.display())));
+                return Err(Error::unsupported(format!(
+                    "{}: position_embedding_type {other:?}; supported: absolute",
+                    config.file.display()
+                )));
             }
         }
         Ok(Self {
@@ -385,7 +423,6 @@ impl BertConfig {
             types: config.size("type_vocab_size", MAX_LAYERS)?.unwrap_or(2),
             context: config.required_size("max_position_embeddings", MAX_CONTEXT)?,
             layer_norm_eps: config.number("layer_norm_eps")?.unwrap_or(1e-12),
-            labels: labels_of(config)?,
         })
     }
 }
@@ -436,7 +473,12 @@ impl QuantizationTable {
             )));
         }
         let default = Some(Self::one(&table)?);
-        let overrides = table.map.iter().filter(|(_, value)| value.is_object() || value.is_boolean()).map(|(k, v)| (k.clone(), v.clone())).collect();
+        let overrides = table
+            .map
+            .iter()
+            .filter(|(_, value)| value.is_object() || value.is_boolean())
+            .map(|(k, v)| (k.clone(), v.clone()))
+            .collect();
         Ok(Self { default, overrides, file: config.file.clone() })
     }
 
@@ -450,10 +492,16 @@ impl QuantizationTable {
         let group_size = table.size("group_size", 128)?.unwrap_or(64);
         let bits = table.size("bits", 8)?.unwrap_or(4);
         if ![2, 3, 4, 5, 6, 8].contains(&bits) {
-            return Err(Error::unsupported(format!("{}: quantization bits {bits}; supported: 2, 3, 4, 5, 6, 8", table.file.display())));
+            return Err(Error::unsupported(format!(
+                "{}: quantization bits {bits}; supported: 2, 3, 4, 5, 6, 8",
+                table.file.display()
+            )));
         }
         if ![32, 64, 128].contains(&group_size) {
-            return Err(Error::unsupported(format!("{}: quantization group_size {group_size}; supported: 32, 64, 128", table.file.display())));
+            return Err(Error::unsupported(format!(
+                "{}: quantization group_size {group_size}; supported: 32, 64, 128",
+                table.file.display()
+            )));
         }
         Ok(Quantization { group_size, bits })
     }

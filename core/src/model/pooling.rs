@@ -73,7 +73,11 @@ impl Pooling {
         for (index, module) in modules.iter().enumerate() {
             let kind = module.kind.rsplit('.').next().unwrap_or_default();
             if !module.path.is_empty() && !is_plain_folder(&module.path) {
-                return Err(Error::bad_model(&list, &format!("[{index}].path"), "must be the name of a folder in the same directory"));
+                return Err(Error::bad_model(
+                    &list,
+                    &format!("[{index}].path"),
+                    "must be the name of a folder in the same directory",
+                ));
             }
             let sub = dir.join(&module.path);
             match kind {
@@ -101,7 +105,10 @@ impl Pooling {
     }
 
     pub(crate) fn dense_bytes(&self, float: FloatType) -> u64 {
-        self.dense.iter().map(|dense| u64::from(dense.input.unsigned_abs() + 1) * u64::from(dense.output.unsigned_abs()) * float.bytes()).sum()
+        self.dense
+            .iter()
+            .map(|dense| u64::from(dense.input.unsigned_abs() + 1) * u64::from(dense.output.unsigned_abs()) * float.bytes())
+            .sum()
     }
 }
 
@@ -135,7 +142,10 @@ fn pooling_modes(config: &Fields) -> Result<Vec<PoolingMode>> {
     };
     if let Some(names) = named {
         if let Some(name) = names.iter().find(|name| !known.iter().any(|(_, short, _)| short == *name)) {
-            return Err(Error::unsupported(format!("{}: pooling_mode {name:?}; supported: cls, max, mean, lasttoken", config.file.display())));
+            return Err(Error::unsupported(format!(
+                "{}: pooling_mode {name:?}; supported: cls, max, mean, lasttoken",
+                config.file.display()
+            )));
         }
         let modes: Vec<_> = known.iter().filter(|(_, short, _)| names.contains(short)).map(|(.., mode)| *mode).collect();
         return Ok(if modes.is_empty() { vec![PoolingMode::Cls] } else { modes });
@@ -157,10 +167,21 @@ fn pooling_modes(config: &Fields) -> Result<Vec<PoolingMode>> {
 
 fn dense_module(dir: PathBuf) -> Result<DenseModule> {
     let config = Fields::read(&dir.join("config.json"))?;
-    let activation = match config.text("activation_function")?.unwrap_or("torch.nn.modules.activation.Tanh").rsplit('.').next().unwrap_or_default() {
+    let activation = match config
+        .text("activation_function")?
+        .unwrap_or("torch.nn.modules.activation.Tanh")
+        .rsplit('.')
+        .next()
+        .unwrap_or_default()
+    {
         "Tanh" => Activation::Tanh,
         "Identity" => Activation::Identity,
-        other => return Err(Error::unsupported(format!("{}: activation_function {other:?}; supported: Tanh, Identity", config.file.display()))),
+        other => {
+            return Err(Error::unsupported(format!(
+                "{}: activation_function {other:?}; supported: Tanh, Identity",
+                config.file.display()
+            )));
+        }
     };
     let (input, output) = (config.required_size("in_features", 1 << 20)?, config.required_size("out_features", 1 << 20)?);
     Ok(DenseModule { input, output, bias: config.flag("bias", true)?, activation, dir, config })
@@ -175,7 +196,9 @@ pub(super) struct Prompts {
 
 impl Prompts {
     pub(super) fn read(dir: &Path) -> Result<Self> {
-        let Some(config) = Fields::read_optional(&dir.join("config_sentence_transformers.json"))? else { return Ok(Self::default()) };
+        let Some(config) = Fields::read_optional(&dir.join("config_sentence_transformers.json"))? else {
+            return Ok(Self::default());
+        };
         let mut named = BTreeMap::new();
         if let Some(prompts) = config.object("prompts")? {
             for (name, text) in &prompts.map {

@@ -52,7 +52,8 @@ impl Attention {
 
     fn forward(&self, x: &Array, rope: &Rope, cache: &mut LayerCache) -> Result<Array> {
         let offset = cache.len();
-        let normed = |norm: &Option<RmsNorm>, heads: Array| norm.as_ref().map_or_else(|| Ok(heads.clone()), |norm| norm.forward(&heads));
+        let normed =
+            |norm: &Option<RmsNorm>, heads: Array| norm.as_ref().map_or_else(|| Ok(heads.clone()), |norm| norm.forward(&heads));
         let q = normed(&self.q_norm, split_heads(&self.q.forward(x)?, self.heads)?)?;
         let k = normed(&self.k_norm, split_heads(&self.k.forward(x)?, self.kv_heads)?)?;
         let v = split_heads(&self.v.forward(x)?, self.kv_heads)?;
@@ -129,7 +130,11 @@ impl Llama {
         // `language_model.lm_head` where the body is `language_model.model`.
         let outer = prefix.strip_suffix("model.").unwrap_or_default().to_owned();
         weights.restore_prefix(outer);
-        let head = if config.tied || !with_head { None } else { Some(weights.linear("lm_head", config.vocabulary, config.hidden, false)?) };
+        let head = if config.tied || !with_head {
+            None
+        } else {
+            Some(weights.linear("lm_head", config.vocabulary, config.hidden, false)?)
+        };
         // A tied checkpoint may still carry a copy of the table as lm_head.
         weights.finish_model(if config.tied || !with_head { &["lm_head.", "language_model.lm_head."] } else { &[] })?;
         let scaling = divisors.map_or_else(|| config.rope_scaling.clone(), RopeScaling::Divisors);
@@ -180,7 +185,8 @@ fn rope(config: &DecoderConfig, scaling: &RopeScaling, interleaved: bool) -> Res
         RopeScaling::Divisors(divisors) => with((0..half).map(|i| wavelength(i) * f64::from(divisors[i])).collect(), 1.0),
         // Llama 3.1 (Meta 2024): long wavelengths are stretched, short ones kept, those between blended.
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original } => {
-            let (factor, low, high, original) = (f64::from(*factor), f64::from(*low_freq_factor), f64::from(*high_freq_factor), f64::from(*original));
+            let (factor, low, high, original) =
+                (f64::from(*factor), f64::from(*low_freq_factor), f64::from(*high_freq_factor), f64::from(*original));
             let scaled = |i: usize| {
                 let freq = wavelength(i);
                 let turns = original / (2.0 * std::f64::consts::PI * freq);
@@ -198,7 +204,8 @@ fn rope(config: &DecoderConfig, scaling: &RopeScaling, interleaved: bool) -> Res
         // YaRN (Peng et al. 2023), equations 23 to 25: a ramp between interpolated and untouched dimensions.
         RopeScaling::Yarn { factor, beta_fast, beta_slow, original, attention_factor, truncate } => {
             let dimension = |turns: f32| {
-                f64::from(dims) * (f64::from(*original) / (f64::from(turns) * 2.0 * std::f64::consts::PI)).ln() / (2.0 * f64::from(base).ln())
+                f64::from(dims) * (f64::from(*original) / (f64::from(turns) * 2.0 * std::f64::consts::PI)).ln()
+                    / (2.0 * f64::from(base).ln())
             };
             let (mut low, mut high) = (dimension(*beta_fast), dimension(*beta_slow));
             if *truncate {

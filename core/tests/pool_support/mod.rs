@@ -1,6 +1,6 @@
 //! What the pool's tests share: an executor that runs only when told to, an owner with an engine table and real byte counts,
 //! and gates that hold a load or a release until the test lets it go. Nothing here sleeps.
-#![allow(dead_code, clippy::unwrap_used, clippy::panic)]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::panic)]
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;

@@ -12,7 +12,9 @@ use std::process::ExitCode;
 use args::{Cli, Common, Verb};
 use clap::Parser;
 use hob::chat_template::{Message, RenderOptions};
-use hob::engine::{EmbedRequest, Engine, EngineOptions, Event, GenerateRequest, Normalize, Prompt, RequestOptions, RerankRequest, ScoreRequest};
+use hob::engine::{
+    EmbedRequest, Engine, EngineOptions, Event, GenerateRequest, Normalize, Prompt, RequestOptions, RerankRequest, ScoreRequest,
+};
 use hob::model::{FloatType, LoadOptions, PoolingMode};
 use hob::options::{SamplingOptions, Truncate};
 use hob::tokenizer::EncodeOptions;

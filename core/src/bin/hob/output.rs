@@ -88,7 +88,8 @@ pub(crate) fn embeddings_text(embeddings: &Embeddings) -> String {
         let head: Vec<String> = row.iter().take(6).map(|x| format!("{x:+.4}")).collect();
         let _ = writeln!(text, "{index:>4}  {}{}", head.join(" "), if row.len() > 6 { " …" } else { "" });
     }
-    let _ = write!(text, "{} dimensions, {} pooling, {} tokens", embeddings.dimensions, embeddings.pooling, embeddings.prompt_tokens);
+    let _ =
+        write!(text, "{} dimensions, {} pooling, {} tokens", embeddings.dimensions, embeddings.pooling, embeddings.prompt_tokens);
     text
 }
 
@@ -127,7 +128,10 @@ pub(crate) fn inspect_text(info: &ModelInfo) -> String {
     line("family", info.family.clone());
     line("quantization", info.quantization.clone().unwrap_or_else(|| "none".to_owned()));
     let float = info.float.map_or_else(|| "unknown".to_owned(), |float| json!(float).as_str().unwrap_or_default().to_owned());
-    line("computes in", if info.dequantized { format!("{float}, expanded at load (no fast quantised kernels on this device)") } else { float });
+    line(
+        "computes in",
+        if info.dequantized { format!("{float}, expanded at load (no fast quantised kernels on this device)") } else { float },
+    );
     line("context", format!("{} tokens", info.context));
     if info.kind != hob::model::ModelKind::Chat {
         line("max input", format!("{} tokens", info.max_input));
@@ -187,7 +191,8 @@ pub(crate) fn doctor_text(report: &Value) -> String {
     match report["missing"].as_array() {
         Some(missing) if !missing.is_empty() => {
             for one in missing {
-                let _ = writeln!(text, "missing  {}: {}. To get it: {}", word(&one["what"]), word(&one["costs"]), word(&one["get"]));
+                let _ =
+                    writeln!(text, "missing  {}: {}. To get it: {}", word(&one["what"]), word(&one["costs"]), word(&one["get"]));
             }
         }
         _ => text.push_str("missing  nothing\n"),
@@ -214,7 +219,9 @@ impl LoadBar {
         std::thread::spawn(move || {
             while let Some(received) = block_on(events.next()) {
                 match received {
-                    Received::Event(PoolEvent::LoadProgress { percent, .. }) if !ended.load(Ordering::Relaxed) => shown.set_position(u64::from(percent)),
+                    Received::Event(PoolEvent::LoadProgress { percent, .. }) if !ended.load(Ordering::Relaxed) => {
+                        shown.set_position(u64::from(percent));
+                    }
                     Received::Event(PoolEvent::Loaded { .. } | PoolEvent::LoadFailed { .. }) => shown.finish_and_clear(),
                     _ => {}
                 }
