@@ -8,7 +8,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -115,7 +114,16 @@ def generate_case(args: argparse.Namespace, case: str, peer: str, model: Path, c
             args, "generate", "--model", str(model), "--raw", "--prompt", text, "--max-tokens", str(NEW_TOKENS)
         )
         answers["hob"] = answer
-        keep(answer["timings"], [row.hob for row in rows])
+        timings = answer["timings"]
+        keep(
+            {
+                "prompt_tokens": answer["prompt_tokens"],
+                "prefill_seconds": timings["prefill_s"],
+                "decode_tokens": answer["completion_tokens"] - 1,
+                "decode_seconds": timings["decode_s"],
+            },
+            [row.hob for row in rows],
+        )
 
     def run_peer() -> None:
         answers["peer"] = worker.ask({"prompt": text, "new_tokens": NEW_TOKENS})
@@ -149,15 +157,10 @@ def embed_case(args: argparse.Namespace, model: Path, command: list[str]) -> lis
     items = texts()
     answers = {}
 
-    def timed(lines: list[str]) -> tuple[float, dict]:
-        start = time.perf_counter()
-        answer = hob(args, "embed", "--model", str(model), stdin="\n".join(lines) + "\n")
-        return time.perf_counter() - start, answer
-
     def run_hob() -> None:
-        alone, _ = timed(items[:1])
-        together, answers["hob"] = timed(items)
-        row.hob.append((len(items) - 1) / max(together - alone, 1e-9))
+        answer = hob(args, "embed", "--model", str(model), stdin="\n".join(items) + "\n")
+        answers["hob"] = answer
+        row.hob.append(len(items) / answer["timings"]["prefill_s"])
 
     def run_peer() -> None:
         answers["peer"] = worker.ask({"texts": items})

@@ -79,6 +79,7 @@ pub(crate) fn embeddings(embeddings: &Embeddings) -> Value {
         "dimensions": embeddings.dimensions,
         "pooling": embeddings.pooling,
         "usage": { "prompt_tokens": embeddings.prompt_tokens, "dropped_tokens": embeddings.dropped_tokens },
+        "timings": embeddings.timings,
     })
 }
 
@@ -98,6 +99,7 @@ pub(crate) fn ranking(ranking: &Ranking) -> Value {
         "results": ranking.results,
         "score_kind": ranking.score_kind,
         "usage": { "prompt_tokens": ranking.prompt_tokens, "dropped_tokens": ranking.dropped_tokens },
+        "timings": ranking.timings,
     })
 }
 
