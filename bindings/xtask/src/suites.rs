@@ -44,9 +44,10 @@ fn shuttle(workspace: &Workspace) -> std::result::Result<Command, &'static str> 
     }
     let mut cargo = proc::cargo();
     cargo.args(["test", "--no-fail-fast", "--package", "hob", "--features", SHUTTLE, "--test", "*shuttle*"]);
-    // Exploring takes optimised code; the dependencies are optimised in the dev profile, so `--release` would only build
-    // them all once more.
-    cargo.args(["--config", "profile.dev.opt-level=2"]);
+    // Exploring takes optimised code. Only these two are optimised: `--release` would build every dependency once more.
+    for package in ["hob", "shuttle"] {
+        cargo.args(["--config", &format!("profile.dev.package.{package}.opt-level=2")]);
+    }
     Ok(cargo)
 }
 
