@@ -44,9 +44,10 @@ fn shuttle(workspace: &Workspace) -> std::result::Result<Command, &'static str> 
     }
     let mut cargo = proc::cargo();
     cargo.args(["test", "--no-fail-fast", "--package", "hob", "--features", SHUTTLE, "--test", "*shuttle*"]);
-    // Exploring takes optimised code of the pool and of shuttle; optimising every dependency would take minutes and gain
-    // nothing.
-    cargo.args(["--config", "profile.dev.package.hob.opt-level=2", "--config", "profile.dev.package.shuttle.opt-level=2"]);
+    // Exploring takes optimised code. Only these two are optimised: `--release` would build every dependency once more.
+    for package in ["hob", "shuttle"] {
+        cargo.args(["--config", &format!("profile.dev.package.{package}.opt-level=2")]);
+    }
     Ok(cargo)
 }
 

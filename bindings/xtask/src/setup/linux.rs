@@ -416,19 +416,22 @@ fn find_file(folder: &Path, name: &str) -> Option<PathBuf> {
 fn cargo_config(triple: &str, home: &Path) -> Result<String> {
     let prefixed = |prefix: &str, path: &Path| Ok::<_, Error>(quoted(path)?.replacen('"', &format!("\"{prefix}"), 1));
     let (lib, mlx) = (home.join("lib"), home.join("mlx/lib"));
+    // Tests of documentation are linked by rustdoc, with flags of its own.
+    let rpath = format!(r#""-Clink-arg=-Xlinker", "-Clink-arg=-rpath", "-Clink-arg=-Xlinker", {}"#, prefixed("-Clink-arg=", &mlx)?);
     Ok(format!(
         "# Written by `cargo xtask setup`; .cargo/config.toml includes it.\n\
          [target.{triple}.mlx]\n\
          rustc-link-search = [{}, {}]\n\
          rustc-link-lib = [\"static=mlxc\", \"static=machcompat\", \"dylib=mlx\", \"dylib=stdc++\"]\n\
          rustc-env = {{ OUT_DIR = {} }}\n\
+         [target.{triple}]\n\
+         rustdocflags = [{rpath}]\n\
          # The alias `cargo xtask` sets hob_xtask: xtask needs no MLX.\n\
          [target.'cfg(all(target_os = \"linux\", not(hob_xtask)))']\n\
-         rustflags = [\"-Clink-arg=-Xlinker\", \"-Clink-arg=-rpath\", \"-Clink-arg=-Xlinker\", {}]\n",
+         rustflags = [{rpath}]\n",
         prefixed("native=", &lib)?,
         prefixed("native=", &mlx)?,
         quoted(&home.join("out"))?,
-        prefixed("-Clink-arg=", &mlx)?,
     ))
 }
 
