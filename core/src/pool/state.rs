@@ -493,6 +493,7 @@ impl State {
     // ---- ends of flights ----
 
     /// Ends a flight that has not installed anything, whatever its stage, and answers everybody who waits for it.
+    #[allow(clippy::needless_pass_by_value)] // every caller has done with it
     pub(crate) fn fail(&mut self, inner: &Arc<Inner>, token: Token, error: Error, out: &mut Outbox) {
         self.unqueue(token);
         let Some(mut flight) = self.flights.remove(&token) else { return };
