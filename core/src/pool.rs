@@ -569,7 +569,12 @@ impl Pool {
     /// A snapshot. Never loads, never waits for a device.
     #[must_use]
     pub fn status(&self) -> Status {
-        self.inner().with(|state, _| snapshot(state, self.inner().probe.as_ref().map(|probe| probe.read())))
+        self.inner().with(|state, _| {
+            snapshot(
+                state,
+                self.inner().probe.as_ref().and_then(|probe| spawn::guarded_call("the memory probe", || probe.read()).ok()),
+            )
+        })
     }
 
     /// Subscribes to what happens from now on, holding at most `capacity` (at least 1) unread events.

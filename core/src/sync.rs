@@ -2,20 +2,20 @@
 //! the interleavings of the pool can be model-checked. Concurrency code in this crate imports from here only.
 
 #[cfg(not(feature = "shuttle"))]
-pub(crate) use parking_lot::{Mutex, MutexGuard};
+pub(crate) use parking_lot::Mutex;
 #[cfg(not(feature = "shuttle"))]
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 #[cfg(feature = "shuttle")]
-pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 #[cfg(feature = "shuttle")]
-pub(crate) use shuttle_mutex::{Mutex, MutexGuard};
+pub(crate) use shuttle_mutex::Mutex;
 
 #[cfg(feature = "shuttle")]
 mod shuttle_mutex {
     use std::sync::PoisonError;
 
-    pub(crate) use shuttle::sync::MutexGuard;
+    use shuttle::sync::MutexGuard;
 
     /// Shuttle's mutex with parking_lot's interface: no poisoning.
     #[derive(Debug, Default)]

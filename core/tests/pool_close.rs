@@ -236,6 +236,20 @@ fn p48_pause_waits_for_loads_and_releases_and_undoes_itself_when_interrupted() {
 }
 
 #[test]
+fn after_a_pause_those_who_never_wait_do_not_stand_behind_those_who_do() {
+    let rig = Rig::new(100);
+    let _lease = rig.leased(&chat("busy"), 60);
+    let pool = rig.pool.clone();
+    let paused = rig.exec.start(async move { pool.pause().await }).done().unwrap();
+    let waiting = rig.admit(Admission::new(chat("patient"), 60));
+    let anyway = rig.admit(Admission::new(chat("impatient"), 60).no_room(NoRoom::LoadAnyway));
+    rig.run();
+    drop(paused);
+    anyway.done().unwrap();
+    assert!(!waiting.is_done());
+}
+
+#[test]
 fn pauses_nest() {
     let rig = Rig::new(100);
     let pool = rig.pool.clone();

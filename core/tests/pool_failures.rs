@@ -132,6 +132,25 @@ fn a_panicking_drain_estimate_destructor_or_resume_changes_nothing() {
 }
 
 #[test]
+fn a_panicking_probe_is_as_good_as_none() {
+    struct Broken;
+    impl hob::pool::MemoryProbe for Broken {
+        fn read(&self) -> hob::pool::MemoryReading {
+            panic!("scripted")
+        }
+    }
+    quietly(|| {
+        let rig = Rig::with(100, |options| options.probe = Some(Arc::new(Broken)));
+        let lease = rig.leased(&chat("a"), 60);
+        let waiting = rig.admit(Admission::new(chat("b"), 60));
+        rig.run();
+        drop(lease);
+        waiting.done().unwrap();
+        assert_eq!(rig.status().memory, None);
+    });
+}
+
+#[test]
 fn an_executor_that_drops_its_tasks_leaves_the_account_exact() {
     let rig = Rig::new(100);
     rig.resident(&chat("victim"), 60);

@@ -96,6 +96,8 @@ fn row1_i6_the_timer_is_set_when_the_lease_ends_not_before() {
     drop(lease);
     assert_eq!(unload_in(&rig, &chat("a")), Some(900_000));
     rig.advance(secs(900));
+    let pool = rig.pool.clone();
+    assert!(rig.exec.start(async move { pool.sweep().await }).done().unwrap().evicted.is_empty());
     assert_eq!(rig.keys(), ["chat:a"], "exactly at its time it stays (P19, strictly greater)");
     rig.advance(std::time::Duration::from_millis(1));
     assert!(rig.keys().is_empty());
@@ -406,4 +408,20 @@ fn one_timer_serves_all_and_sleeps_until_the_earliest() {
     assert_eq!(earliest.as_secs(), 181);
     rig.advance(secs(190));
     assert_eq!(rig.status().entries.len(), 11);
+}
+
+#[test]
+fn a_timer_woken_twice_before_it_looks_is_still_one_timer() {
+    let rig = Rig::new(100);
+    rig.resident(&chat("a"), 10);
+    rig.resident(&chat("b"), 10);
+    rig.run();
+    for seconds in [600, 300, 120] {
+        rig.pool.set_idle(&chat("a"), Some(IdlePolicy::AfterSeconds(seconds)));
+    }
+    rig.run();
+    assert_eq!(rig.clock.sleepers(), 1);
+    rig.advance(secs(121));
+    assert_eq!(rig.keys(), ["chat:b"]);
+    assert_eq!(rig.clock.sleepers(), 1);
 }

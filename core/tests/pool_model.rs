@@ -420,8 +420,12 @@ impl World {
         rig.log();
         model.released.clear();
         match op.clone() {
-            Op::Admit { key, cost, in_use, pinned, mut replace, no_room, idle, fails } => {
+            Op::Admit { key, cost, in_use, pinned, mut replace, mut no_room, idle, mut fails } => {
                 replace &= !model.line.iter().any(|waiting| waiting.key == key);
+                // A failing load in the line gives its room back after the next one has decided; the model, where loads take
+                // no time, cannot tell. So only loads that start at once fail here; the rest is shuttle's.
+                fails &= model.line.is_empty();
+                no_room = if fails { NoRoom::Refuse } else { no_room };
                 let id = self.next_caller;
                 self.next_caller += 1;
                 let mut admission = Admission::new(self.keys[key].clone(), cost).no_room(no_room).idle(idle);

@@ -123,7 +123,10 @@ fn from_value(value: &serde_json::Value) -> Option<IdlePolicy> {
                 // JavaScript and Swift write 900.0; a fraction of a second has no meaning here and is cut.
                 None => {
                     let number = seconds.as_f64().filter(|number| number.is_finite() && *number >= 0.0)?;
-                    number.min(f64::from(MAX_IDLE_SECONDS)).trunc() as u64
+                    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // within 0..=86400 by then
+                    {
+                        number.min(f64::from(MAX_IDLE_SECONDS)).trunc() as u64
+                    }
                 }
             };
             Some(IdlePolicy::after_seconds(u32::try_from(seconds).unwrap_or(u32::MAX)))

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use super::policy::freed_between;
-use super::spawn::guarded;
+use super::spawn::{guarded, guarded_call};
 use super::state::{Inner, Outbox, State};
 use super::status::{ErrorKindName, PoolEvent, UnloadReason};
 use super::table::Phase;
@@ -42,7 +42,7 @@ impl Inner {
     }
 
     pub(crate) fn held(&self) -> Option<u64> {
-        self.probe.as_ref().map(|probe| probe.read().held())
+        self.probe.as_ref().and_then(|probe| guarded_call("the memory probe", || probe.read().held()).ok())
     }
 
     /// Bytes given back since `before`, watching the probe for at most the settle time for `expected` of them.
@@ -204,6 +204,7 @@ impl State {
     fn sweeper_wake(&mut self) -> Option<Instant> {
         if self.next_wake.is_none() {
             self.sweeper = None;
+            self.sweeping = false;
         }
         self.next_wake
     }
@@ -211,6 +212,7 @@ impl State {
     fn sweeper_renew(&mut self) -> Option<oneshot::Receiver<()>> {
         if self.next_wake.is_none() {
             self.sweeper = None;
+            self.sweeping = false;
             return None;
         }
         let (sender, receiver) = oneshot::channel();

@@ -15,7 +15,7 @@ use super::idle::IdlePolicy;
 use super::lease::Lease;
 use super::policy::{Account, fewest};
 use super::release;
-use super::spawn::{Spawn, drop_guarded};
+use super::spawn::{Spawn, drop_guarded, guarded_call};
 use super::status::{Counters, ErrorKindName, Hub, PoolEvent, UnloadReason, millis};
 use super::table::{Draining, NewEntry, Phase, Table};
 use super::types::{Admitted, DrainHook, Key, Loaded, MemoryProbe, NoRoom, Origin, PoolOptions, Release, Token, closed};
@@ -152,6 +152,8 @@ pub(crate) struct State {
     pub(crate) quiet_waiters: Vec<oneshot::Sender<()>>,
     /// Not later than any running countdown's end.
     pub(crate) next_wake: Option<Instant>,
+    /// Whether the sweeper's task runs, and how to wake it before its time; taken while it has been woken and not looked yet.
+    pub(crate) sweeping: bool,
     pub(crate) sweeper: Option<oneshot::Sender<()>>,
     pub(crate) hub: Hub,
     pub(crate) counters: Counters,
@@ -242,6 +244,7 @@ impl State {
             close_waiters: Vec::new(),
             quiet_waiters: Vec::new(),
             next_wake: None,
+            sweeping: false,
             sweeper: None,
             hub: Hub::default(),
             counters: Counters::default(),
@@ -281,7 +284,8 @@ impl State {
 
     /// The account as a decision needs it.
     pub(crate) fn account(&self) -> Account {
-        let reading = self.probe.as_ref().map(|probe| probe.read());
+        // A panic here must not leave a transition half done.
+        let reading = self.probe.as_ref().and_then(|probe| guarded_call("the memory probe", || probe.read()).ok());
         Account {
             movable: self.table.busy + self.running + self.table.draining.len(),
             measured: reading.map_or(0, |reading| reading.held().into()),
@@ -440,13 +444,13 @@ impl State {
             return;
         }
         self.next_wake = Some(deadline);
-        match self.sweeper.take() {
-            Some(signal) => out.signals.push(signal),
-            None => {
-                let (sender, receiver) = oneshot::channel();
-                self.sweeper = Some(sender);
-                out.spawn(release::sweeper(Arc::downgrade(inner), inner.clock.clone(), receiver));
-            }
+        if let Some(signal) = self.sweeper.take() {
+            out.signals.push(signal);
+        } else if !self.sweeping {
+            let (sender, receiver) = oneshot::channel();
+            self.sweeper = Some(sender);
+            self.sweeping = true;
+            out.spawn(release::sweeper(Arc::downgrade(inner), inner.clock.clone(), receiver));
         }
     }
 
@@ -489,6 +493,7 @@ impl State {
     // ---- ends of flights ----
 
     /// Ends a flight that has not installed anything, whatever its stage, and answers everybody who waits for it.
+    #[allow(clippy::needless_pass_by_value)] // every caller has done with it
     pub(crate) fn fail(&mut self, inner: &Arc<Inner>, token: Token, error: Error, out: &mut Outbox) {
         self.unqueue(token);
         let Some(mut flight) = self.flights.remove(&token) else { return };
