@@ -21,6 +21,7 @@
 pub(crate) mod backend;
 pub(crate) mod batch;
 pub(crate) mod embed;
+mod exit;
 pub(crate) mod generate;
 pub(crate) mod mlx;
 pub(crate) mod rerank;

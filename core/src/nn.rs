@@ -68,7 +68,6 @@ impl Linear {
             None => Ok(y),
         }
     }
-
 }
 
 /// A table of vectors, which can also serve as the output projection (tied embeddings).
@@ -100,7 +99,6 @@ impl Embedding {
     pub(crate) fn as_linear(&self, x: &Array) -> Result<Array> {
         self.table.forward(x)
     }
-
 }
 
 /// Root-mean-square normalisation (Zhang and Sennrich 2019): `x / sqrt(mean(x^2) + eps) * weight`.
@@ -128,7 +126,6 @@ impl LayerNorm {
     pub(crate) fn forward(&self, x: &Array) -> Result<Array> {
         Ok(fast::layer_norm(x, Some(&self.weight), Some(&self.bias), self.eps)?)
     }
-
 }
 
 /// Rotary position embedding (Su et al. 2021), with its scaling folded in when the model is loaded.

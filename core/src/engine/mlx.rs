@@ -6,6 +6,7 @@ use mlx_rs::ops::indexing::{TryIndexOp, argmax_axis, take_along_axis};
 use mlx_rs::{Array, Dtype, Stream, memory, ops, transforms, with_stream};
 
 use super::backend::{Advance, Backend, Chooser, DeviceInfo, Loaded, Row, Slot, TokenBatch};
+use super::exit;
 use crate::error::{Error, ErrorKind, Result};
 use crate::kv_cache::KvCache;
 use crate::model::{FilesSource, Graph, ModelSpec, PoolingMode, SpecSource};
@@ -22,6 +23,13 @@ pub(crate) const PREFILL_CHUNK: usize = 512;
 const SCORE_CHUNK: i32 = 64;
 /// Freed buffers above this are returned while loading, so that conversions do not add up.
 const LOAD_CACHE_BYTES: usize = 64 << 20;
+
+/// Kinds of work, for [`Mlx::used`].
+const START: u8 = 1;
+const LOAD: u8 = 2;
+const STEP: u8 = 4;
+const BATCH: u8 = 8;
+const SCORE: u8 = 16;
 
 enum Body {
     Decoder(Box<dyn Decoder>),
@@ -70,6 +78,8 @@ pub(crate) struct Mlx {
     models: HashMap<Slot, Resident>,
     rows: HashMap<Row, RowState>,
     last_id: u64,
+    /// First uses that may have made statics of MLX's, for which the exit handler was registered anew.
+    first_uses: u8,
 }
 
 impl Mlx {
@@ -81,7 +91,18 @@ impl Mlx {
         unsafe { mlx_sys::mlx_set_error_handler(Some(ignore_error), std::ptr::null_mut(), None) };
         memory::active_memory()?;
         let device = device_info()?;
-        Ok(Self { stream: Stream::new(), device, models: HashMap::new(), rows: HashMap::new(), last_id: 0 })
+        let mut mlx =
+            Self { stream: Stream::new(), device, models: HashMap::new(), rows: HashMap::new(), last_id: 0, first_uses: 0 };
+        mlx.used(START);
+        Ok(mlx)
+    }
+
+    /// Called after work of one kind: the first of each kind may have made statics of MLX's (see `exit`).
+    fn used(&mut self, kind: u8) {
+        if self.first_uses & kind == 0 {
+            self.first_uses |= kind;
+            exit::register();
+        }
     }
 
     fn id(&mut self) -> u64 {
@@ -179,6 +200,7 @@ impl Backend for Mlx {
         };
         let before = memory::active_memory()?;
         let resident = with_stream(&stream, || load(files, &mut step));
+        self.used(LOAD);
         let resident = match resident {
             Ok(resident) => resident,
             Err(error) => {
@@ -213,7 +235,9 @@ impl Backend for Mlx {
         let resident =
             self.models.get(&state.slot).ok_or_else(|| Error::new(ErrorKind::Closed, "the model was unloaded under a row"))?;
         let Body::Decoder(decoder) = &resident.body else { return Err(Error::internal("a row on an encoder")) };
-        with_stream(&stream, || advance(decoder.as_ref(), state, chooser))
+        let step = with_stream(&stream, || advance(decoder.as_ref(), state, chooser));
+        self.used(STEP);
+        step
     }
 
     fn end(&mut self, row: Row) {
@@ -251,12 +275,13 @@ impl Backend for Mlx {
                 Ok(())
             })
         })?;
+        self.used(SCORE);
         Ok(scores)
     }
 
     fn embed(&mut self, slot: Slot, batch: &TokenBatch) -> Result<Vec<Vec<f32>>> {
         let resident = self.resident(slot)?;
-        with_stream(&self.stream, || {
+        let vectors = with_stream(&self.stream, || {
             let (hidden, padded) = encode(resident, batch)?;
             let mut vectors = Vec::new();
             for mode in &resident.pooling {
@@ -270,16 +295,20 @@ impl Backend for Mlx {
                 }
             }
             rows_of(&pooled)
-        })
+        });
+        self.used(BATCH);
+        vectors
     }
 
     fn classify(&mut self, slot: Slot, batch: &TokenBatch) -> Result<Vec<Vec<f32>>> {
         let resident = self.resident(slot)?;
         let Body::Encoder(encoder) = &resident.body else { return Err(Error::unsupported("this model has no classifier")) };
-        with_stream(&self.stream, || {
+        let logits = with_stream(&self.stream, || {
             let (hidden, _) = encode(resident, batch)?;
             rows_of(&encoder.classify(&hidden)?)
-        })
+        });
+        self.used(BATCH);
+        logits
     }
 }
 

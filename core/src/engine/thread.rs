@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::backend::{Advance, Backend, Chooser, DeviceInfo, Row, Slot};
+use super::exit::Work;
 use super::mlx::Mlx;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{MemoryProbe, MemoryReading};
@@ -210,7 +211,7 @@ struct Owner<B> {
 
 impl<B: Backend> Owner<B> {
     fn run(mut self) {
-        self.read_gauge();
+        self.scoped(|_| ());
         // `idle` rounds found no row that could move: then the thread sleeps until a message comes.
         let mut idle = true;
         loop {
@@ -228,11 +229,7 @@ impl<B: Backend> Owner<B> {
             };
             match message {
                 Some(Message::Job(job)) => {
-                    self.scoped(|owner| {
-                        // The job catches its own panics to report them; this guard is for the ones without a reply.
-                        let _ = catch_unwind(AssertUnwindSafe(|| job(&mut owner.backend)));
-                    });
-                    self.read_gauge();
+                    self.run_job(job);
                     idle = self.rows.is_empty();
                 }
                 Some(Message::Row(task)) => {
@@ -292,7 +289,6 @@ impl<B: Backend> Owner<B> {
         if let Some(row) = active.row {
             let _ = self.scoped(|owner| catch_unwind(AssertUnwindSafe(|| owner.backend.end(row))));
         }
-        self.read_gauge();
         let _ = catch_unwind(AssertUnwindSafe(|| active.task.finish(ending)));
     }
 
@@ -300,28 +296,36 @@ impl<B: Backend> Owner<B> {
         while let Some(active) = self.rows.pop_front() {
             self.finish(active, Err(closed()));
         }
-        // Jobs posted before the stop still run: releases among them are awaited by their senders.
+        // Jobs posted before the last handle went still run: releases among them are awaited by their senders.
         while let Ok(message) = self.receiver.try_recv() {
             match message {
-                Message::Job(job) => {
-                    let _ = catch_unwind(AssertUnwindSafe(|| job(&mut self.backend)));
-                }
+                Message::Job(job) => self.run_job(job),
                 Message::Row(task) => task.finish(Err(closed())),
                 Message::Wake => {}
             }
         }
-        self.read_gauge();
+        let _work = Work::begin();
+        drop(self.backend);
+    }
+
+    fn run_job(&mut self, job: Job) {
+        // The job catches its own panics to report them; this guard is for the ones without a reply.
+        let _ = self.scoped(|owner| catch_unwind(AssertUnwindSafe(|| job(&mut owner.backend))));
     }
 
     fn read_gauge(&self) {
         self.gauge.set(self.backend.memory());
     }
 
-    /// On Apple's systems every job gets its own autorelease pool: this thread has none, and Metal's objects would pile up.
+    /// Device work: counted for the process's exit, and followed by a fresh reading of memory. On Apple's systems it gets its own
+    /// autorelease pool: this thread has none, and Metal's objects would pile up.
     fn scoped<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
+        let _work = Work::begin();
         #[cfg(target_vendor = "apple")]
         let _pool = autorelease::Pool::new();
-        work(self)
+        let result = work(self);
+        self.read_gauge();
+        result
     }
 }
 
