@@ -72,9 +72,9 @@ fn section9_a_release_that_fails_or_panics_loses_its_entry_all_the_same() {
             let evict = rig.exec.start(async move { pool.evict(&chat("a"), false).await });
             rig.run();
             if panics {
-                gate.panic()
+                gate.panic();
             } else {
-                gate.fail()
+                gate.fail();
             }
             let error = evict.done().unwrap_err();
             assert_eq!(error.kind(), if panics { ErrorKind::Callback } else { ErrorKind::Io });

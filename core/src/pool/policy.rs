@@ -243,7 +243,7 @@ mod tests {
         ) {
             let evictable: u128 = idle.iter().map(|bytes| u128::from(*bytes)).sum();
             let account = Account { external, ..account(budget, busy + evictable, evictable, movable) };
-            let all: Vec<(u32, u64)> = idle.iter().enumerate().map(|(at, bytes)| (at as u32, *bytes)).collect();
+            let all: Vec<(u32, u64)> = idle.iter().enumerate().map(|(at, bytes)| (u32::try_from(at).unwrap(), *bytes)).collect();
             let (expired, lru) = all.split_at(expired.min(all.len()));
             for no_room in [NoRoom::Wait, NoRoom::Refuse, NoRoom::LoadAnyway] {
                 let decision = decide(&account, cost, no_room, expired, lru.iter().copied());

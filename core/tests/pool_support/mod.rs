@@ -168,11 +168,7 @@ pub struct Probe(pub Arc<Mutex<Memory>>);
 impl MemoryProbe for Probe {
     fn read(&self) -> MemoryReading {
         let held = self.0.lock().unwrap();
-        let mut reading = MemoryReading::default();
-        reading.active = held.active;
-        reading.cache = held.cache;
-        reading.peak = held.peak;
-        reading
+        MemoryReading { active: held.active, cache: held.cache, peak: held.peak, ..MemoryReading::default() }
     }
 }
 
