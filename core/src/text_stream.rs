@@ -2,7 +2,7 @@
 //!
 //! [`TextStream`] gives whole UTF-8 at every step. The pieces it gives, put together, equal [`Tokenizer::decode`] of all its
 //! tokens, for every sequence of tokens, and each token costs time in proportion to its own length only: what a decoder of
-//! the `tokenizers` crate does with the whole list at once is done here step by step (see [`DecodePlan`]).
+//! the `tokenizers` crate does with the whole list at once is done here step by step (see `DecodePlan`).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::mem;

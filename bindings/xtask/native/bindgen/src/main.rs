@@ -6,9 +6,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut args = env::args().skip(1);
     let out = args.next().ok_or("usage: mlx-bindings OUT MLX_C_ROOT [CLANG_ARG]...")?;
     let root = PathBuf::from(args.next().ok_or("MLX_C_ROOT is missing")?);
-    let mut headers = fs::read_dir(root.join("mlx/c"))?
-        .map(|entry| entry.map(|entry| entry.path()))
-        .collect::<Result<Vec<_>, _>>()?;
+    let mut headers =
+        fs::read_dir(root.join("mlx/c"))?.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<_>, _>>()?;
     headers.retain(|path| path.extension().is_some_and(|extension| extension == "h"));
     headers.sort();
     let mut builder = bindgen::Builder::default()
