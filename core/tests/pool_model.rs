@@ -694,7 +694,7 @@ proptest! {
                     break;
                 }
             }
-            let (done, rest): (Vec<_>, Vec<_>) = callers.into_iter().partition(|caller| caller.is_done());
+            let (done, rest): (Vec<_>, Vec<_>) = callers.into_iter().partition(pool_support::Pending::is_done);
             callers = rest;
             leases.extend(done.into_iter().filter_map(|caller| caller.done().unwrap().lease));
         }
