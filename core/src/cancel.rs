@@ -84,6 +84,16 @@ struct Links {
     next_id: u64,
 }
 
+impl Links {
+    fn adopt(&mut self, child: &Arc<Node>) {
+        if self.children.len() >= self.prune_at.max(16) {
+            self.children.retain(|weak| weak.strong_count() > 0);
+            self.prune_at = self.children.len() * 2;
+        }
+        self.children.push(Arc::downgrade(child));
+    }
+}
+
 impl CancelToken {
     /// A live token without a parent.
     #[must_use]
@@ -119,12 +129,19 @@ impl CancelToken {
         let mut links = self.node.links.lock();
         // Read under the lock: `cancel` sets the flag before it takes the children, so a child is either seen by it or born cancelled.
         let child = Self::with(self.node.flag.load(Ordering::Acquire), deadlines);
-        if links.children.len() >= links.prune_at.max(16) {
-            links.children.retain(|weak| weak.strong_count() > 0);
-            links.prune_at = links.children.len() * 2;
-        }
-        links.children.push(Arc::downgrade(&child.node));
+        links.adopt(&child.node);
         child
+    }
+
+    /// Makes this token a child of `other` as well: it is cancelled when either parent is. Deadlines are not inherited this way.
+    pub(crate) fn follow(&self, other: &Self) {
+        let mut links = other.node.links.lock();
+        let flag = other.node.flag.load(Ordering::Acquire);
+        links.adopt(&self.node);
+        drop(links);
+        if flag != LIVE {
+            self.cancel_as(flag);
+        }
     }
 
     /// Cancels this token and all its descendants. Returns whether this call was the one that did. Callable from any thread,
@@ -292,6 +309,19 @@ mod tests {
         root.cancel();
         assert_eq!(token.reason(), Some(CancelReason::Timeout));
         assert_eq!(root.reason(), Some(CancelReason::Cancelled));
+    }
+
+    #[test]
+    fn a_token_can_follow_a_second_parent() {
+        let (first, second) = (CancelToken::new(), CancelToken::new());
+        let token = first.child();
+        token.follow(&second);
+        assert!(!token.is_cancelled());
+        second.cancel();
+        assert!(token.is_cancelled() && !first.is_cancelled());
+        let late = first.child();
+        late.follow(&second);
+        assert!(late.is_cancelled(), "a parent that is cancelled already counts");
     }
 
     #[test]

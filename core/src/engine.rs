@@ -41,7 +41,7 @@ pub use self::backend::DeviceInfo;
 pub use self::embed::{EmbedRequest, Embeddings, Normalize};
 pub use self::generate::{Chunk, Event, Finish, GenerateRequest, Generation, Prompt, Stream, Summary};
 pub use self::rerank::{Ranked, Ranking, RerankRequest, ScoreKind};
-use self::residency::Residency;
+use self::residency::{Purpose, Residency};
 pub use self::score::{Score, ScoreRequest};
 use self::thread::DeviceThread;
 use crate::cancel::CancelToken;
@@ -87,11 +87,12 @@ pub struct RequestOptions {
 impl RequestOptions {
     /// The token that ends the request: the caller's, the timeout's and the engine's, in one.
     fn token(&self, engine: &CancelToken) -> CancelToken {
-        let token = self.cancel.as_ref().map_or_else(|| engine.child(), CancelToken::child);
-        match self.timeout {
-            Some(timeout) => token.with_deadline(std::time::Instant::now() + timeout),
-            None => token,
-        }
+        let token = self.cancel.as_ref().map_or_else(CancelToken::new, CancelToken::child);
+        // A deadline beyond what the clock can say is none.
+        let deadline = self.timeout.and_then(|timeout| std::time::Instant::now().checked_add(timeout));
+        let token = deadline.map_or(token.clone(), |deadline| token.with_deadline(deadline));
+        token.follow(engine);
+        token
     }
 }
 
@@ -200,8 +201,7 @@ impl Engine {
     /// As [`open`](Self::open).
     pub fn open_fake(device: FakeDevice, options: EngineOptions) -> Result<Self> {
         let backend = crate::fake::FakeBackend::new(device.clone());
-        let (thread, _) = DeviceThread::start(move || Ok(backend))?;
-        Self::on(thread, Some(device), &options)
+        Self::on(DeviceThread::fake(backend)?, Some(device), &options)
     }
 
     fn on(device: DeviceThread, fake: Option<FakeDevice>, options: &EngineOptions) -> Result<Self> {
@@ -247,7 +247,7 @@ impl Engine {
     pub async fn load(&self, model: &str, options: RequestOptions) -> Result<ModelInfo> {
         self.check_open()?;
         let token = options.token(&self.shared.alive);
-        let used = self.shared.residency.acquire(model, &options, &token).await?;
+        let used = self.shared.residency.acquire(model, Purpose::Any, &options, &token).await?;
         Ok(ModelInfo::new(&used.model.spec))
     }
 

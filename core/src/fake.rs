@@ -300,8 +300,9 @@ impl Backend for FakeBackend {
         self.rows.remove(&row);
     }
 
-    fn score(&mut self, slot: Slot, ids: &[u32], from: usize) -> Result<Vec<f32>> {
+    fn score(&mut self, slot: Slot, ids: &[u32], from: usize, check: &mut dyn FnMut() -> Result<()>) -> Result<Vec<f32>> {
         self.model(slot)?;
+        check()?;
         Ok(ids[from..].iter().map(|_| -1.0).collect())
     }
 

@@ -1,7 +1,7 @@
 //! A strict reader of GGUF headers (versions 2 and 3), safe on hostile files.
 //!
-//! MLX's own GGUF parser trusts every length and offset in the file, so Hob validates a file with this reader first and
-//! only then lets MLX map its tensors. Everything that parser would trust is checked here: magic, version, counts, string
+//! MLX's own GGUF parser trusts every length and offset in the file, so Hob reads files with this one instead, and each tensor's
+//! bytes at the place it gives (`weights.rs`). Checked are: magic, version, counts, string
 //! lengths, array types, alignment, dimensions, tensor types, byte sizes, offsets against the end of the file, overlaps and
 //! duplicate names. No allocation is proportional to a number that was not checked against the bytes that are really there.
 //!

@@ -349,10 +349,11 @@ impl ModelSpec {
             }
             _ => Pooling::default(),
         };
-        let context = match &graph {
-            Graph::Decoder { config, .. } => config.context,
-            Graph::Bert { config, .. } => config.context,
+        let (context, width) = match &graph {
+            Graph::Decoder { config, .. } => (config.context, config.hidden),
+            Graph::Bert { config, .. } => (config.context, config.hidden),
         };
+        pooling.check_widths(width)?;
         let context = usize::try_from(context).unwrap_or(0);
         let prompts = pooling::Prompts::read(dir)?;
         Ok(Self {
@@ -362,7 +363,7 @@ impl ModelSpec {
             vocabulary: graph.vocabulary(),
             context,
             max_input: pooling::max_input(dir, context)?,
-            estimate: estimate(&survey, layout, &graph, pooling.dense_bytes(layout.float)),
+            estimate: estimate(&survey, layout, &graph, kind, pooling.dense_bytes(layout.float)),
             quantization: survey.quantization_name(),
             prompts: prompts.named,
             default_prompt: prompts.default,
@@ -379,7 +380,7 @@ impl ModelSpec {
                 header.path().display()
             )));
         };
-        let kind = stated_kind(options.kind, ModelKind::Chat, true, &family)?;
+        let kind = stated_kind(options.kind, ModelKind::Chat, false, &family)?;
         let config = DecoderConfig::from_gguf(header, &family, &defaults)?;
         let survey = Survey::gguf(header)?;
         let float = options.float.unwrap_or(if on_cpu { FloatType::Float32 } else { FloatType::Float16 });
@@ -387,11 +388,7 @@ impl ModelSpec {
         let context = usize::try_from(config.context).unwrap_or(0);
         // llama.cpp's converter pairs neighbouring rotary dimensions for llama only.
         let interleaved = family == "llama";
-        let graph = Graph::Decoder { config, interleaved, with_head: kind == ModelKind::Chat };
-        let pooling = match kind {
-            ModelKind::Embedder => Pooling::default().with_mode(options.pooling.unwrap_or(PoolingMode::LastToken)),
-            _ => Pooling::default(),
-        };
+        let graph = Graph::Decoder { config, interleaved, with_head: true };
         Ok(Self {
             id: location.path().display().to_string(),
             kind,
@@ -399,13 +396,26 @@ impl ModelSpec {
             vocabulary: graph.vocabulary(),
             context,
             max_input: context,
-            estimate: estimate(&survey, layout, &graph, 0),
+            estimate: estimate(&survey, layout, &graph, kind, 0),
             quantization: survey.quantization_name(),
             prompts: BTreeMap::new(),
             default_prompt: None,
             score_head: ScoreHead::Sigmoid,
-            source: SpecSource::Files(Box::new(FilesSource { location, survey, layout, graph, pooling })),
+            source: SpecSource::Files(Box::new(FilesSource { location, survey, layout, graph, pooling: Pooling::default() })),
         })
+    }
+
+    /// Bytes of keys and values of so many tokens; 0 for encoders and fakes.
+    pub(crate) fn kv_bytes(&self, tokens: usize) -> u64 {
+        match &self.source {
+            SpecSource::Files(files) => match &files.graph {
+                Graph::Decoder { config, .. } => {
+                    config.kv_bytes_per_token(files.layout.float.bytes()).saturating_mul(tokens as u64)
+                }
+                Graph::Bert { .. } => 0,
+            },
+            SpecSource::Fake(_) => 0,
+        }
     }
 
     /// Whether the model's own modules end in a normalisation.
@@ -495,14 +505,17 @@ fn score_head_of(config: &Fields) -> Result<(i32, ScoreHead)> {
     }
 }
 
-fn estimate(survey: &Survey, layout: Layout, graph: &Graph, extra_weights: u64) -> Estimate {
+fn estimate(survey: &Survey, layout: Layout, graph: &Graph, kind: ModelKind, extra_weights: u64) -> Estimate {
     let width = |n: i32| u64::from(n.unsigned_abs());
     let weights = survey.resident_bytes(layout) + extra_weights;
     let float = layout.float.bytes();
     match graph {
         Graph::Decoder { config, .. } => {
             let context = width(config.context).min(ESTIMATE_CONTEXT);
-            let chunk = context.min(crate::engine::mlx::PREFILL_CHUNK as u64);
+            // An embedder's batch has up to so many token slots; a conversation goes in by chunks.
+            let slots =
+                if kind == ModelKind::Embedder { crate::engine::batch::MAX_SLOTS } else { crate::engine::mlx::PREFILL_CHUNK };
+            let chunk = if kind == ModelKind::Embedder { slots as u64 } else { context.min(slots as u64) };
             // The widest moment of a layer: residual, normed input, the MLP's two inner products, and one head-by-key score matrix
             // with its softmax where attention is not fused; then the logits of one position.
             let activations = chunk * (3 * width(config.hidden) + 3 * width(config.intermediate)) * float;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use mlx_rs::{Array, Dtype, ops};
-use safetensors::tensor::{Dtype as StoredType, SafeTensors};
+use safetensors::tensor::{Dtype as StoredType, Metadata};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::gguf::{GgufHeader, TensorType};
@@ -19,7 +19,7 @@ use crate::nn::{Embedding, LayerNorm, Linear, Matrix, RmsNorm};
 mod blocks;
 
 /// The number type a model computes in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FloatType {
     /// 32-bit IEEE floating point.
@@ -83,6 +83,9 @@ struct Fingerprint {
 impl Fingerprint {
     fn of(path: &Path) -> Result<Self> {
         let meta = std::fs::metadata(path).map_err(|error| Error::io(path, error))?;
+        if !meta.is_file() {
+            return Err(Error::bad_model(path, "file", "is not a regular file"));
+        }
         Ok(Self { path: path.to_owned(), bytes: meta.len(), modified: meta.modified().ok() })
     }
 
@@ -132,14 +135,15 @@ impl Survey {
 
     fn add_safetensors(&mut self, path: &Path, wanted: Option<&BTreeSet<String>>) -> Result<()> {
         let fingerprint = Fingerprint::of(path)?;
-        let file = std::fs::File::open(path).map_err(|error| Error::io(path, error))?;
-        // SAFETY: the map is read before this function returns; a file cut meanwhile would fault, as with any mapped file.
-        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|error| Error::io(path, error))?;
-        let (_, metadata) = SafeTensors::read_metadata(&map).map_err(|error| Error::bad_model(path, "header", error))?;
+        let metadata = read_safetensors_header(path, fingerprint.bytes)?;
         let index = self.files.len();
         self.files.push(fingerprint);
         let mut missing = wanted.cloned().unwrap_or_default();
         for (name, info) in metadata.tensors() {
+            // MLX hands names over as C strings: one with a NUL would stand for another tensor.
+            if name.chars().any(char::is_control) {
+                return Err(Error::bad_model(path, "header", "a tensor's name has control characters"));
+            }
             missing.remove(&name);
             if wanted.is_some_and(|wanted| !wanted.contains(&name)) {
                 continue;
@@ -173,7 +177,7 @@ impl Survey {
 
     /// The number type most weight bytes are stored in, if any is a plain float.
     pub(crate) fn stored_float(&self) -> Option<FloatType> {
-        let mut bytes: HashMap<FloatType, u64> = HashMap::new();
+        let mut bytes: BTreeMap<FloatType, u64> = BTreeMap::new();
         for tensor in self.tensors.values() {
             if let StoredKind::Float(float) = tensor.kind {
                 *bytes.entry(float).or_default() += tensor.bytes;
@@ -223,6 +227,31 @@ impl Survey {
             .sum()
     }
 }
+
+/// The header of a safetensors file of `size` bytes, checked. Read, not mapped: a file cut short meanwhile is an error here and
+/// would be a fault of the process there.
+fn read_safetensors_header(path: &Path, size: u64) -> Result<Metadata> {
+    let bad = |what: &dyn std::fmt::Display| Error::bad_model(path, "header", what);
+    let mut file = std::fs::File::open(path).map_err(|error| Error::io(path, error))?;
+    let mut length = [0; 8];
+    file.read_exact(&mut length).map_err(|error| bad(&error))?;
+    let length = u64::from_le_bytes(length);
+    if length > MAX_HEADER || length > size - 8 {
+        return Err(bad(&format_args!(
+            "its length is given as {length} bytes; the file has {size} and at most {MAX_HEADER} are read"
+        )));
+    }
+    let mut header = vec![0; usize::try_from(length).unwrap_or(0)];
+    file.read_exact(&mut header).map_err(|error| bad(&error))?;
+    let metadata: Metadata = serde_json::from_slice(&header).map_err(|error| bad(&error))?;
+    if metadata.data_len() as u64 != size - 8 - length {
+        return Err(bad(&format_args!("describes {} bytes of tensors; the file holds {}", metadata.data_len(), size - 8 - length)));
+    }
+    Ok(metadata)
+}
+
+/// Largest safetensors header that is read; those of the largest published models are a few hundred kilobytes.
+const MAX_HEADER: u64 = 32 << 20;
 
 /// The safetensors files to read, each with the tensors wanted from it (`None`: all).
 fn weight_files(dir: &Path) -> Result<Vec<(PathBuf, Option<BTreeSet<String>>)>> {
@@ -325,6 +354,7 @@ pub(crate) struct Weights<'a> {
     prefix: String,
     progress: Progress<'a>,
     done: u64,
+    total: u64,
 }
 
 impl<'a> Weights<'a> {
@@ -333,11 +363,22 @@ impl<'a> Weights<'a> {
         if !survey.is_gguf {
             for (index, file) in survey.files.iter().enumerate() {
                 file.check()?;
-                let loaded = Array::load_safetensors(&file.path).map_err(|error| Error::bad_model(&file.path, "tensors", error))?;
+                // Reading is the CPU's work on every device: Metal has no load of its own.
+                let loaded = mlx_rs::with_stream(&mlx_rs::Stream::cpu(), || Array::load_safetensors(&file.path))
+                    .map_err(|error| Error::bad_model(&file.path, "tensors", error))?;
                 arrays.extend(loaded.into_iter().filter(|(name, _)| survey.tensors.get(name).is_some_and(|t| t.file == index)));
             }
         }
-        let weights = Self { survey, layout, arrays, taken: BTreeSet::new(), prefix: String::new(), progress, done: 0 };
+        let weights = Self {
+            survey,
+            layout,
+            arrays,
+            taken: BTreeSet::new(),
+            prefix: String::new(),
+            progress,
+            done: 0,
+            total: survey.stored_bytes().max(1),
+        };
         (weights.progress)(0.0)?;
         Ok(weights)
     }
@@ -428,14 +469,15 @@ impl<'a> Weights<'a> {
                 "holds packed integers, but config.json says nothing of its quantization",
             ));
         };
-        if input % group_size != 0 || (input * bits) % 32 != 0 {
+        let columns = i32::try_from(i64::from(input) * i64::from(bits) / 32).unwrap_or(0);
+        if input % group_size != 0 || columns == 0 || (i64::from(input) * i64::from(bits)) % 32 != 0 {
             return Err(Error::bad_model(
                 self.file_of(stored),
                 &name,
                 format_args!("{input} columns do not divide into groups of {group_size}"),
             ));
         }
-        self.check_shape(&name, stored, &[out, input * bits / 32])?;
+        self.check_shape(&name, stored, &[out, columns])?;
         let packed = self.lazy(&name)?;
         let mut part = |suffix: &str| -> Result<Array> {
             let name = format!("{}{path}.{suffix}", self.prefix);
@@ -518,7 +560,13 @@ impl<'a> Weights<'a> {
     }
 
     fn lazy(&mut self, name: &str) -> Result<Array> {
-        self.arrays.remove(name).ok_or_else(|| Error::bad_model(self.file(), name, "is missing, or is used twice"))
+        let stored = self.stored(name)?;
+        let array = self.arrays.remove(name).ok_or_else(|| Error::bad_model(self.file(), name, "is missing, or is used twice"))?;
+        // What MLX read must be what the header said: everything after this trusts the header.
+        if array.shape() != stored.shape || array.nbytes() as u64 != stored.bytes {
+            return Err(Error::bad_model(self.file_of(stored), name, "was read with another shape than its header gives"));
+        }
+        Ok(array)
     }
 
     /// A GGUF tensor's bytes. Read, not mapped: mapped pages would count as this process's memory beside the arrays made from
@@ -558,6 +606,6 @@ impl<'a> Weights<'a> {
         self.taken.insert(name.to_owned());
         self.done += stored.bytes;
         #[allow(clippy::cast_precision_loss)] // a fraction for a progress bar
-        (self.progress)((self.done as f32 / self.survey.stored_bytes().max(1) as f32).min(0.999))
+        (self.progress)((self.done as f32 / self.total as f32).min(0.999))
     }
 }

@@ -127,6 +127,21 @@ fn damaged_safetensors() {
         refused(&spoiled, ErrorKind::BadModel, &["model.safetensors", "header"]);
     }
     refused(&Spoiled::new("llama-tied").weights(|bytes| bytes[8..40].fill(0xff)), ErrorKind::BadModel, &["model.safetensors"]);
+    // A name with a NUL would reach MLX as the name before it, with another tensor's shape.
+    let twin = Spoiled::new("llama-tied").weights(|bytes| {
+        let length = usize::try_from(u64::from_le_bytes(bytes[..8].try_into().unwrap())).unwrap();
+        let mut header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+        let end = bytes.len() - 8 - length;
+        let name = "model.embed_tokens.weight\u{0}position_ids";
+        header[name] = json!({"dtype": "F32", "shape": [1, 1], "data_offsets": [end, end + 4]});
+        let header = header.to_string();
+        let mut changed = (header.len() as u64).to_le_bytes().to_vec();
+        changed.extend(header.as_bytes());
+        changed.extend(&bytes[8 + length..]);
+        changed.extend([0; 4]);
+        *bytes = changed;
+    });
+    refused(&twin, ErrorKind::BadModel, &["model.safetensors", "control characters"]);
 }
 
 #[test]
@@ -209,6 +224,27 @@ fn shard_indexes() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn special_files_do_not_hang_or_fill_memory() {
+    for name in ["config.json", "model.safetensors"] {
+        let spoiled = Spoiled::new("llama-tied").remove(name);
+        std::os::unix::fs::symlink("/dev/zero", spoiled.path.join(name)).unwrap();
+        refused(&spoiled, ErrorKind::BadModel, &["regular file"]);
+    }
+}
+
+#[test]
+fn dense_modules_must_fit_the_model() {
+    let spoiled = Spoiled::new("bert-dense-tanh");
+    let file = spoiled.path.join("2_Dense/config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    config["in_features"] = json!(31);
+    std::fs::write(&file, config.to_string()).unwrap();
+    let error = engine().inspect(&spoiled.path.display().to_string(), &LoadOptions::default()).unwrap_err();
+    assert!(error.kind() == ErrorKind::BadModel && error.message().contains("in_features"), "{error}");
+}
+
+#[test]
 fn unusual_places_load() {
     // Hazard K10: spaces and Unicode in the path, read-only files, a symlinked Hugging Face cache.
     let dir = TempDir::new().unwrap();
@@ -267,7 +303,7 @@ fn token_ids_outside_the_vocabulary_are_an_error_not_a_crash() {
     let engine = engine();
     let request = GenerateRequest::new(golden("llama-tied").display().to_string(), Prompt::Tokens(vec![1, 9_999]));
     let error = block_on(engine.generate(request).unwrap().collect()).unwrap_err();
-    assert!(error.kind() == ErrorKind::BadModel && error.message().contains("9999"), "{error}");
+    assert!(error.kind() == ErrorKind::InvalidArgument && error.message().contains("9999"), "{error}");
     generate(&engine, &golden("llama-tied")).unwrap();
 }
 
@@ -280,6 +316,8 @@ fn a_stated_kind_must_be_possible() {
     let decoder = golden("qwen3").display().to_string();
     assert_eq!(engine.inspect(&decoder, &stated(ModelKind::Embedder)).unwrap().kind, ModelKind::Embedder);
     assert_eq!(engine.inspect(&decoder, &LoadOptions::default()).unwrap().kind, ModelKind::Chat);
+    let gguf = golden("gguf-qwen3.gguf").display().to_string();
+    assert_eq!(engine.inspect(&gguf, &stated(ModelKind::Embedder)).unwrap_err().kind(), ErrorKind::Unsupported);
 }
 
 #[test]
@@ -296,4 +334,14 @@ fn estimates_equal_what_is_measured() {
         let ratio = info.estimate.weights as f64 / measured as f64;
         assert!((0.9..=1.1).contains(&ratio), "{name}: estimated {} and measured {measured}", info.estimate.weights);
     }
+}
+
+#[test]
+fn a_conversation_over_the_whole_budget_is_refused() {
+    // Hazard A19.
+    let engine = Engine::open(EngineOptions::with_budget(64 << 20)).unwrap();
+    let mut request = GenerateRequest::raw(golden("llama-tied").display().to_string(), "the rain");
+    request.max_tokens = Some(1 << 40);
+    let error = block_on(engine.generate(request).unwrap().collect()).unwrap_err();
+    assert!(error.kind() == ErrorKind::BudgetExceeded && error.message().contains("max_tokens"), "{error}");
 }

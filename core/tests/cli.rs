@@ -170,4 +170,14 @@ fn the_process_exits_as_asked_every_time() {
         let output = hob(&["embed", "--model", &bert, "--text", "the rain", "--json"], "");
         assert_eq!(output.status.code(), Some(0), "round {round}: {:?} {}", output.status, String::from_utf8_lossy(&output.stderr));
     }
+    // An error in the middle of an answer (nobody reads it) leaves steps in flight.
+    let llama = golden("llama-tied");
+    for round in 0..20 {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hob"));
+        let arguments = ["generate", "--model", &llama, "--prompt", "the rain", "--raw", "--max-tokens", "5000"];
+        let mut child = command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let status = child.wait_with_output().unwrap().status;
+        assert_eq!(status.code(), Some(1), "round {round}: {status:?}");
+    }
 }

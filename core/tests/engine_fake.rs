@@ -212,6 +212,7 @@ fn a_model_of_another_kind_is_a_typed_refusal() {
     assert_eq!(kinds, [ErrorKind::Unsupported; 4]);
     assert_eq!(block_on(engine.embed(EmbedRequest::new("nowhere", ["a"]))).unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(uses(&engine), 0);
+    assert!(engine.pool().status().entries.is_empty(), "nothing was loaded to be refused");
 }
 
 #[test]
@@ -424,10 +425,39 @@ fn a_stalled_reader_pauses_its_own_row_only_and_loses_nothing() {
 }
 
 #[test]
-fn closing_ends_streams_with_closed_and_returns_the_memory() {
+fn streams_move_while_others_keep_the_device_busy() {
+    // Invariant 8: a queue of jobs that never empties must not hold up a row or its cancel.
     let device = device();
     let engine = engine(&device, 1 << 30);
-    let mut stream = engine.generate(ask("long")).unwrap();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    block_on(engine.embed(EmbedRequest::new("embed", ["busy"]))).unwrap();
+                }
+            });
+        }
+        assert_eq!(answer(&engine, ask("long")).unwrap().text.len(), 1000);
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn closing_ends_streams_with_closed_and_returns_the_memory() {
+    closes(RequestOptions::default());
+    // A token of the caller's own must not cut the request off from the engine's end.
+    closes(RequestOptions {
+        cancel: Some(CancelToken::new()),
+        timeout: Some(std::time::Duration::MAX),
+        ..RequestOptions::default()
+    });
+}
+
+fn closes(options: RequestOptions) {
+    let device = device();
+    let engine = engine(&device, 1 << 30);
+    let mut stream = engine.generate(GenerateRequest { options, ..ask("long") }).unwrap();
     block_on(stream.next()).unwrap().unwrap();
     block_on(engine.close()).unwrap();
     let error = loop {

@@ -77,8 +77,9 @@ pub(crate) trait Backend {
     fn advance(&mut self, row: Row, chooser: &mut dyn Chooser) -> Result<Advance>;
     /// Ends a row and frees its cache; unknown rows are ignored.
     fn end(&mut self, row: Row);
-    /// Log-probabilities of `ids[from..]`, each given all ids before it (`from` >= 1).
-    fn score(&mut self, slot: Slot, ids: &[u32], from: usize) -> Result<Vec<f32>>;
+    /// Log-probabilities of `ids[from..]`, each given all ids before it (`from` >= 1). `check` may stop
+    /// it by an error, between chunks.
+    fn score(&mut self, slot: Slot, ids: &[u32], from: usize, check: &mut dyn FnMut() -> Result<()>) -> Result<Vec<f32>>;
     /// Raw logits after each of `ids[from..]`, in float32: what golden tests compare.
     #[cfg(test)]
     fn logits(&mut self, slot: Slot, ids: &[u32], from: usize) -> Result<Vec<Vec<f32>>>;

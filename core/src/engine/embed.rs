@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use super::backend::{Backend, Slot, TokenBatch};
 use super::batch::{MAX_ROWS, MAX_SLOTS, plan};
-use super::residency::{Residency, Used};
+use super::residency::{Purpose, Residency, Used};
 use super::{RequestOptions, Shared, Timings};
 use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind, Result};
-use crate::model::{ModelKind, ModelSpec, Text};
+use crate::model::ModelSpec;
 use crate::options::Truncate;
 use crate::tokenizer::Encoding;
 
@@ -99,13 +99,12 @@ pub(super) async fn run(shared: &Arc<Shared>, request: EmbedRequest) -> Result<E
     }
     let residency = &shared.residency;
     let token = request.options.token(&shared.alive);
-    let used = residency.acquire(&request.model, &request.options, &token).await?;
-    require(&used.model.spec, ModelKind::Embedder)?;
+    let used = residency.acquire(&request.model, Purpose::Embed, &request.options, &token).await?;
     let spec = Arc::clone(&used.model.spec);
     let prompt = prompt_of(&spec, request.prompt_name.as_deref())?;
     let queue = began.elapsed().saturating_sub(used.load.unwrap_or_default());
     let computing = Instant::now();
-    let encodings = encode_texts(&used.model.text, &spec, prompt, request.texts, request.truncate).await?;
+    let encodings = encode_texts(residency, &used, prompt, request.texts, request.truncate, &token).await?;
     let prompt_tokens = encodings.iter().map(Encoding::len).sum();
     let dropped_tokens = encodings.iter().map(|encoding| encoding.dropped).sum();
     let mut vectors = vectors(residency, &used, encodings, &token).await?;
@@ -135,15 +134,6 @@ pub(super) async fn run(shared: &Arc<Shared>, request: EmbedRequest) -> Result<E
     Ok(Embeddings { data: vectors.concat(), dimensions, pooling: spec.pooling_name(), prompt_tokens, dropped_tokens, timings })
 }
 
-/// Refuses a model of another kind, saying which it is.
-pub(super) fn require(spec: &ModelSpec, kind: ModelKind) -> Result<()> {
-    if spec.kind == kind {
-        return Ok(());
-    }
-    let verb = if kind == ModelKind::Embedder { "embed" } else { "rerank" };
-    Err(Error::unsupported(format!("{} is a {} model and does not {verb}", spec.id, spec.kind.name())))
-}
-
 fn prompt_of(spec: &ModelSpec, name: Option<&str>) -> Result<String> {
     let name = name.or(spec.default_prompt.as_deref());
     match name {
@@ -160,16 +150,18 @@ fn prompt_of(spec: &ModelSpec, name: Option<&str>) -> Result<String> {
 
 /// Tokens of each text with its prompt, cut or refused at the model's input limit.
 pub(super) async fn encode_texts(
-    text: &Text,
-    spec: &Arc<ModelSpec>,
+    residency: &Arc<Residency>,
+    used: &Used,
     prompt: String,
     texts: Vec<String>,
     truncate: Truncate,
+    token: &CancelToken,
 ) -> Result<Vec<Encoding>> {
-    let (text, spec) = (text.clone(), Arc::clone(spec));
-    crate::pool::unblock(move || {
+    let (text, spec, cancel) = (used.model.text.clone(), Arc::clone(&used.model.spec), token.clone());
+    let work = move || {
         let mut encodings = Vec::with_capacity(texts.len());
         for (index, one) in texts.iter().enumerate() {
+            cancel.check()?;
             let encoding = if prompt.is_empty() {
                 text.tokenizer.encode_cut(one, spec.max_input)?
             } else {
@@ -188,8 +180,8 @@ pub(super) async fn encode_texts(
             encodings.push(encoding);
         }
         Ok(encodings)
-    })
-    .await
+    };
+    residency.blocking(token, work).await
 }
 
 /// Pooled vectors in the order of the encodings. Each batch is one job, so that streams move between batches.

@@ -1,9 +1,11 @@
 //! Keeps the owner thread out of MLX while the process exits.
 //!
-//! `exit` runs MLX's destructors on the exiting thread; a device thread that is inside MLX then (dropping a model whose engine
-//! has just gone, say) would touch what is destroyed and crash a process that had done its work. So a handler that runs before
-//! those destructors lets the current step end and keeps the thread from starting another (hazard B6).
+//! `exit` runs MLX's destructors on the exiting thread. A device thread that is inside MLX then, or has left work in flight on
+//! MLX's own threads, would touch what is destroyed and crash a process that had done its work. So a handler that runs before
+//! those destructors has the thread end its step, wait for what is in flight, and sleep until the process is gone (hazard B6).
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -11,38 +13,38 @@ use parking_lot::{Condvar, Mutex};
 /// The longest that an exit waits for a step: one prefill chunk of a large model on a CPU.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-struct Gate {
-    exiting: bool,
-    working: usize,
-}
+static EXITING: AtomicBool = AtomicBool::new(false);
+/// The MLX threads that have not come to rest: one, or none.
+static THREADS: Mutex<Vec<ThreadId>> = Mutex::new(Vec::new());
+static RESTED: Condvar = Condvar::new();
 
-static GATE: Mutex<Gate> = Mutex::new(Gate { exiting: false, working: 0 });
-static IDLE: Condvar = Condvar::new();
+/// Held by the MLX thread for as long as it may touch MLX.
+pub(super) struct Running;
 
-/// Work on the device. Once the process exits none begins: the thread sleeps until its end instead.
-pub(super) struct Work;
-
-impl Work {
-    pub(super) fn begin() -> Self {
-        let mut gate = GATE.lock();
-        if gate.exiting {
-            drop(gate);
-            loop {
-                std::thread::park();
-            }
-        }
-        gate.working += 1;
+impl Running {
+    pub(super) fn enter() -> Self {
+        THREADS.lock().push(std::thread::current().id());
         Self
     }
 }
 
-impl Drop for Work {
+impl Drop for Running {
     fn drop(&mut self) {
-        let mut gate = GATE.lock();
-        gate.working -= 1;
-        if gate.exiting {
-            IDLE.notify_all();
-        }
+        let current = std::thread::current().id();
+        THREADS.lock().retain(|thread| *thread != current);
+        RESTED.notify_all();
+    }
+}
+
+/// Whether the process is exiting: the thread then finishes what is in flight, drops its [`Running`] and calls [`rest`].
+pub(super) fn requested() -> bool {
+    EXITING.load(Ordering::Acquire)
+}
+
+/// Sleeps until the process is gone.
+pub(super) fn rest() -> ! {
+    loop {
+        std::thread::park();
     }
 }
 
@@ -57,10 +59,13 @@ pub(super) fn register() {
 
 extern "C" fn wait_for_device() {
     let deadline = Instant::now() + PATIENCE;
-    let mut gate = GATE.lock();
-    gate.exiting = true;
-    while gate.working > 0 {
-        if IDLE.wait_until(&mut gate, deadline).timed_out() {
+    EXITING.store(true, Ordering::Release);
+    super::thread::wake_mlx();
+    let current = std::thread::current().id();
+    let mut threads = THREADS.lock();
+    // The thread may itself be the one that called `exit`.
+    while threads.iter().any(|thread| *thread != current) {
+        if RESTED.wait_until(&mut threads, deadline).timed_out() {
             return;
         }
     }

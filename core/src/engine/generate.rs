@@ -8,15 +8,15 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::backend::{Chooser, Slot};
-use super::residency::{Residency, Used};
+use super::residency::{Purpose, Residency, Used};
 use super::thread::{Ending, RowTask};
 use super::{RequestOptions, Shared, Timings, closed};
 use crate::cancel::CancelToken;
 use crate::chat_template::{Message, RenderOptions};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::model::Text;
 use crate::options::{SamplingOptions, Truncate};
 use crate::sampler::{Sampler, TokenLogprobs, logprobs};
@@ -272,12 +272,13 @@ pub(super) fn start(shared: &Arc<Shared>, request: GenerateRequest) -> Result<St
     residency.clone().spawn(async move {
         match prepare(&residency, request, &token, began, stops).await {
             Ok(mut row) => {
-                row.out = Some(Out { sender: sender.clone(), link: task_link });
+                let (ended, end) = oneshot::channel();
+                row.out = Some(Out { sender, link: task_link, _ended: ended });
                 residency.device().add_row(Box::new(row));
                 // Cancels and deadlines must reach a device that sleeps because the row waits for its reader.
                 tokio::select! {
                     _ = token.cancelled() => residency.device().wake(),
-                    () = sender.closed() => residency.device().wake(),
+                    _ = end => {}
                 }
             }
             Err(error) => {
@@ -296,18 +297,35 @@ async fn prepare(
     began: Instant,
     stops: StopMatcher,
 ) -> Result<GenerateRow> {
-    let used = residency.acquire(&request.model, &request.options, token).await?;
+    let used = residency.acquire(&request.model, Purpose::Generate, &request.options, token).await?;
     let (spec, text) = (Arc::clone(&used.model.spec), used.model.text.clone());
-    if spec.kind != crate::model::ModelKind::Chat {
-        return Err(Error::unsupported(format!("{} is {} model and does not generate text", spec.id, article(spec.kind.name()))));
-    }
     let (context, prompt, render) = (spec.context, request.prompt, request.render);
     let limits = (request.truncate, request.max_tokens);
-    let tokens = crate::pool::unblock({
+    if let Prompt::Tokens(ids) = &prompt
+        && let Some(id) = ids.iter().find(|&&id| usize::try_from(id).is_ok_and(|id| id >= spec.vocabulary))
+    {
+        return Err(Error::invalid(format!(
+            "token id {id} of the prompt is outside the model's vocabulary of {}",
+            spec.vocabulary
+        )));
+    }
+    let tokens = residency.blocking(token, {
         let text = text.clone();
         move || prompt_tokens(&text, &prompt, &render)
     });
     let (ids, dropped) = fit(tokens.await?, context, limits.0)?;
+    // Hazard A19: a conversation whose keys and values alone exceed the budget is refused before anything is allocated.
+    let cache = spec.kv_bytes(ids.len() + limits.1.unwrap_or(0));
+    if cache > residency.pool().budget() {
+        return Err(Error::new(
+            ErrorKind::BudgetExceeded,
+            format!(
+                "{} tokens need {cache} bytes of keys and values and the pool's budget is {}; lower max_tokens, shorten the prompt or raise the budget",
+                ids.len() + limits.1.unwrap_or(0),
+                residency.pool().budget()
+            ),
+        ));
+    }
     let room = context - ids.len();
     let (limit, at_limit) = match limits.1 {
         Some(max) if max <= room => (max, Ending::Length),
@@ -346,10 +364,6 @@ async fn prepare(
     })
 }
 
-fn article(kind: &str) -> String {
-    if kind.starts_with(['a', 'e', 'i', 'o', 'u']) { format!("an {kind}") } else { format!("a {kind}") }
-}
-
 pub(super) fn prompt_tokens(text: &Text, prompt: &Prompt, render: &RenderOptions) -> Result<Vec<u32>> {
     match prompt {
         Prompt::Chat(messages) => Ok(text.template()?.encode(messages, render)?.encoding.ids),
@@ -381,6 +395,8 @@ fn fit(mut ids: Vec<u32>, context: usize, truncate: Truncate) -> Result<(Vec<u32
 struct Out {
     sender: mpsc::Sender<Result<Event>>,
     link: Arc<Link>,
+    /// Its drop tells the watcher of cancels that the row has ended.
+    _ended: oneshot::Sender<()>,
 }
 
 /// A generation on the device thread.
@@ -471,9 +487,19 @@ impl GenerateRow {
                 queue_s: self.queue.as_secs_f64(),
                 load_s: self.used.as_ref().and_then(|used| used.load).map(|load| load.as_secs_f64()),
                 prefill_s: seconds(self.started, self.first),
-                decode_s: seconds(self.first, self.last),
+                decode_s: seconds(self.first, self.last).filter(|_| self.produced > 1),
                 total_s: self.began.elapsed().as_secs_f64(),
             },
+        }
+    }
+}
+
+impl Drop for GenerateRow {
+    /// A row that goes without its terminal event (its `finish` panicked) must not leave the reader waiting.
+    fn drop(&mut self) {
+        self.used = None;
+        if let Some(out) = self.out.take() {
+            let _ = out.sender.try_send(Err(Error::internal("the generation ended without a result")));
         }
     }
 }
@@ -484,6 +510,8 @@ impl RowTask for GenerateRow {
     }
 
     fn take_prompt(&mut self) -> Vec<u32> {
+        // Waiting for other rows and jobs on the device is queueing too.
+        self.queue = self.began.elapsed().saturating_sub(self.used.as_ref().and_then(|used| used.load).unwrap_or_default());
         self.started = Some(Instant::now());
         std::mem::take(&mut self.prompt)
     }

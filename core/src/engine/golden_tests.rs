@@ -147,7 +147,7 @@ fn check_decoder(case: &Case, slot: Slot, how: &str) {
     let score = &case.expected["score"];
     let (prompt, completion) = (ids(&score["prompt_ids"]), ids(&score["completion_ids"]));
     let (all, from) = ([prompt.clone(), completion].concat(), prompt.len());
-    let found = run(move |backend| backend.score(slot, &all, from)).unwrap();
+    let found = run(move |backend| backend.score(slot, &all, from, &mut || Ok(()))).unwrap();
     let expected: Vec<f32> = score["logprobs"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect();
     let difference = largest_difference(&found, &expected);
     assert!(difference <= tolerance("logprobs"), "{} ({how}): scores differ by {difference}", case.name);

@@ -205,7 +205,9 @@ impl Backend for Mlx {
             Ok(resident) => resident,
             Err(error) => {
                 // What was loaded before the failure is gone already; its buffers must not stay with the allocator.
-                self.drain()?;
+                if let Err(drain) = self.drain() {
+                    tracing::warn!(kind = %drain.kind(), "drain after a failed load failed");
+                }
                 return Err(error);
             }
         };
@@ -249,7 +251,7 @@ impl Backend for Mlx {
         let stream = self.stream.clone();
         let mut rows = Vec::new();
         with_stream(&stream, || {
-            self.each_logits(slot, ids, from, |_, logits| {
+            self.each_logits(slot, ids, from, &mut || Ok(()), |_, logits| {
                 let width = usize::try_from(logits.dim(1)).unwrap_or(1);
                 rows.extend(to_host(logits)?.chunks_exact(width).map(<[f32]>::to_vec));
                 Ok(())
@@ -258,7 +260,7 @@ impl Backend for Mlx {
         Ok(rows)
     }
 
-    fn score(&mut self, slot: Slot, ids: &[u32], from: usize) -> Result<Vec<f32>> {
+    fn score(&mut self, slot: Slot, ids: &[u32], from: usize, check: &mut dyn FnMut() -> Result<()>) -> Result<Vec<f32>> {
         if from == 0 || from > ids.len() {
             return Err(Error::internal("scoring must start after the first token"));
         }
@@ -266,7 +268,7 @@ impl Backend for Mlx {
         let mut scores = Vec::with_capacity(ids.len() - from);
         with_stream(&stream, || {
             // The logits after token i predict token i + 1.
-            self.each_logits(slot, &ids[..ids.len() - 1], from - 1, |first, logits| {
+            self.each_logits(slot, &ids[..ids.len() - 1], from - 1, check, |first, logits| {
                 let len = usize::try_from(logits.dim(0)).unwrap_or(0);
                 let targets = id_array(&ids[first + 1..first + 1 + len], &[logits.dim(0), 1])?;
                 let chosen = take_along_axis(logits, targets, 1)?;
@@ -314,12 +316,20 @@ impl Backend for Mlx {
 
 impl Mlx {
     /// Feeds `ids` and calls `visit(first position, logits [positions, vocabulary] in float32)` for the positions `from..`.
-    fn each_logits(&self, slot: Slot, ids: &[u32], from: usize, mut visit: impl FnMut(usize, &Array) -> Result<()>) -> Result<()> {
+    fn each_logits(
+        &self,
+        slot: Slot,
+        ids: &[u32],
+        from: usize,
+        check: &mut dyn FnMut() -> Result<()>,
+        mut visit: impl FnMut(usize, &Array) -> Result<()>,
+    ) -> Result<()> {
         let resident = self.resident(slot)?;
         let Body::Decoder(decoder) = &resident.body else { return Err(Error::unsupported("this model does not generate text")) };
         check_ids(ids, resident.vocabulary)?;
         let mut cache = decoder.new_cache();
         for (index, chunk) in ids.chunks(PREFILL_CHUNK).enumerate() {
+            check()?;
             let start = index * PREFILL_CHUNK;
             let len = i32::try_from(chunk.len()).unwrap_or(0);
             let hidden = decoder.hidden(&id_array(chunk, &[1, len])?, &mut cache)?;
@@ -455,8 +465,18 @@ fn encode(resident: &Resident, batch: &TokenBatch) -> Result<(Array, Padded)> {
     };
     let hidden = match &resident.body {
         Body::Encoder(encoder) => encoder.hidden(&ids, &id_array(&types, &shape)?, &padded.mask)?,
-        // Causal attention never looks right, so padding on the right needs no mask.
-        Body::Decoder(decoder) => decoder.hidden(&ids, &mut decoder.new_cache())?,
+        // Causal attention never looks right, so padding on the right needs no mask. Long rows go in by chunks, as prompts do.
+        Body::Decoder(decoder) => {
+            let mut cache = decoder.new_cache();
+            let step = i32::try_from(PREFILL_CHUNK).unwrap_or(i32::MAX);
+            let mut parts = Vec::new();
+            for start in (0..width).step_by(PREFILL_CHUNK) {
+                let part = decoder.hidden(&ids.try_index((.., start..(start + step).min(width)))?, &mut cache)?;
+                transforms::eval(cache.arrays().chain([&part]))?;
+                parts.push(part);
+            }
+            if parts.len() == 1 { parts.remove(0) } else { ops::concatenate(&parts, 1)? }
+        }
     };
     Ok((hidden.as_dtype(Dtype::Float32)?, padded))
 }

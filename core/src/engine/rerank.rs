@@ -5,10 +5,12 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::embed::{batched, encode_texts, normalize, require, vectors};
+use super::embed::{batched, encode_texts, normalize, vectors};
+use super::residency::{Purpose, Residency, Used};
 use super::{RequestOptions, Shared, Timings};
+use crate::cancel::CancelToken;
 use crate::error::{Error, Result};
-use crate::model::{ModelKind, ModelSpec, ScoreHead, Text};
+use crate::model::{ModelKind, ScoreHead};
 use crate::options::Truncate;
 use crate::tokenizer::{Encoding, PairTruncation};
 
@@ -112,16 +114,15 @@ pub(super) async fn run(shared: &Arc<Shared>, request: RerankRequest) -> Result<
     request.check()?;
     let residency = &shared.residency;
     let token = request.options.token(&shared.alive);
-    let used = residency.acquire(&request.model, &request.options, &token).await?;
+    let used = residency.acquire(&request.model, Purpose::Rerank, &request.options, &token).await?;
     let spec = Arc::clone(&used.model.spec);
     let queue = began.elapsed().saturating_sub(used.load.unwrap_or_default());
     let computing = Instant::now();
-    let text = &used.model.text;
     let (mut results, score_kind, prompt_tokens, dropped_tokens) = if spec.kind == ModelKind::Embedder {
         // The query first; each with its own prompt where the model names one.
         let prompt = |name: &str| spec.prompts.get(name).cloned().unwrap_or_default();
-        let mut encodings = encode_texts(text, &spec, prompt("query"), vec![request.query], request.truncate).await?;
-        encodings.extend(encode_texts(text, &spec, prompt("document"), request.documents, request.truncate).await?);
+        let mut encodings = encode_texts(residency, &used, prompt("query"), vec![request.query], request.truncate, &token).await?;
+        encodings.extend(encode_texts(residency, &used, prompt("document"), request.documents, request.truncate, &token).await?);
         let (tokens, dropped) = count(&encodings);
         let mut vectors = vectors(residency, &used, encodings, &token).await?;
         vectors.iter_mut().for_each(|vector| normalize(vector));
@@ -131,8 +132,7 @@ pub(super) async fn run(shared: &Arc<Shared>, request: RerankRequest) -> Result<
             vectors.iter().enumerate().map(|(index, vector)| Ranked { index, logit: None, score: cosine(vector) }).collect();
         (results, ScoreKind::Cosine, tokens, dropped)
     } else {
-        require(&spec, ModelKind::Reranker)?;
-        let encodings = encode_pairs(text, &spec, request.query, request.documents, request.truncate).await?;
+        let encodings = encode_pairs(residency, &used, request.query, request.documents, request.truncate, &token).await?;
         let (tokens, dropped) = count(&encodings);
         let logits =
             batched(residency, &used, encodings, &token, "a score", |backend, slot, batch| backend.classify(slot, batch)).await?;
@@ -156,16 +156,18 @@ fn count(encodings: &[Encoding]) -> (usize, usize) {
 }
 
 async fn encode_pairs(
-    text: &Text,
-    spec: &Arc<ModelSpec>,
+    residency: &Arc<Residency>,
+    used: &Used,
     query: String,
     documents: Vec<String>,
     truncate: Truncate,
+    token: &CancelToken,
 ) -> Result<Vec<Encoding>> {
-    let (text, limit) = (text.clone(), spec.max_input);
-    crate::pool::unblock(move || {
+    let (text, limit, cancel) = (used.model.text.clone(), used.model.spec.max_input, token.clone());
+    let work = move || {
         let mut encodings = Vec::with_capacity(documents.len());
         for (index, document) in documents.iter().enumerate() {
+            cancel.check()?;
             let encoding = text.tokenizer.encode_pair(&query, document, limit, PairTruncation::LongestFirst)?;
             if encoding.dropped > 0 && truncate == Truncate::Error {
                 return Err(Error::invalid(format!(
@@ -176,8 +178,8 @@ async fn encode_pairs(
             encodings.push(encoding);
         }
         Ok(encodings)
-    })
-    .await
+    };
+    residency.blocking(token, work).await
 }
 
 /// One label: the logit and its sigmoid. Several: the positive label's logit and its softmax (spec 5.2).

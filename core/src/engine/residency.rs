@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 
 use super::backend::Slot;
 use super::thread::DeviceThread;
@@ -50,6 +51,34 @@ pub(crate) struct Used {
     pub(crate) load: Option<Duration>,
 }
 
+/// What a request wants of a model, checked before anything is loaded for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Residency alone.
+    Any,
+    Generate,
+    Score,
+    Embed,
+    Rerank,
+}
+
+impl Purpose {
+    fn check(self, spec: &ModelSpec) -> Result<()> {
+        let (verb, kinds): (&str, &[ModelKind]) = match self {
+            Self::Any => return Ok(()),
+            Self::Generate => ("generate", &[ModelKind::Chat]),
+            Self::Score => ("score", &[ModelKind::Chat]),
+            Self::Embed => ("embed", &[ModelKind::Embedder]),
+            Self::Rerank => ("rerank", &[ModelKind::Reranker, ModelKind::Embedder]),
+        };
+        if kinds.contains(&spec.kind) {
+            return Ok(());
+        }
+        let kinds: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
+        Err(Error::unsupported(format!("{} is of kind {}; {verb} needs: {}", spec.id, spec.kind.name(), kinds.join(" or "))))
+    }
+}
+
 type Table = Arc<Mutex<HashMap<Token, Arc<Model>>>>;
 
 pub(crate) struct Residency {
@@ -60,6 +89,8 @@ pub(crate) struct Residency {
     table: Table,
     /// Which key a reference meant when it was last read, so that a hit reads no files.
     names: Mutex<HashMap<(String, Option<ModelKind>), Key>>,
+    /// How much of [`blocking`](Self::blocking) may run at once.
+    blocking: Arc<Semaphore>,
     closed: AtomicBool,
 }
 
@@ -87,7 +118,9 @@ impl Residency {
         options.spawner = Some(runtime.clone());
         let pool = Pool::new(options)?;
         let (table, names) = (Table::default(), Mutex::default());
-        Ok(Arc::new(Self { device, fake, runtime, pool, table, names, closed: AtomicBool::new(false) }))
+        let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
+        let blocking = Arc::new(Semaphore::new(cores.max(2)));
+        Ok(Arc::new(Self { device, fake, runtime, pool, table, names, blocking, closed: AtomicBool::new(false) }))
     }
 
     pub(crate) fn pool(&self) -> &Pool {
@@ -127,18 +160,46 @@ impl Residency {
         }
     }
 
+    /// Runs file or processor work on a thread of its own, few at a time; the token leaves at once, the work ends by itself.
+    pub(crate) async fn blocking<T: Send + 'static>(
+        &self,
+        token: &CancelToken,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let waiting = async {
+            let permit = Arc::clone(&self.blocking).acquire_owned().await;
+            unblock(move || {
+                let _permit = permit;
+                work()
+            })
+            .await
+        };
+        tokio::select! {
+            result = waiting => result,
+            _ = token.cancelled() => Err(self.interrupted(token)),
+        }
+    }
+
     /// Finds or loads the model and marks it in use. Cancelling the token leaves at any point.
-    pub(crate) async fn acquire(self: &Arc<Self>, model: &str, options: &RequestOptions, token: &CancelToken) -> Result<Used> {
+    pub(crate) async fn acquire(
+        self: &Arc<Self>,
+        model: &str,
+        purpose: Purpose,
+        options: &RequestOptions,
+        token: &CancelToken,
+    ) -> Result<Used> {
         token.check().map_err(|_| self.interrupted(token))?;
         let name = (model.to_owned(), options.load.kind);
         let known = self.names.lock().get(&name).cloned();
         if let Some(used) = known.and_then(|key| self.hit(&key, options)) {
+            purpose.check(&used.model.spec)?;
             return Ok(used);
         }
         // Reading headers is file work, which must not hold up the thread that keeps timers.
         let reader = Arc::clone(self);
         let (reference, load_options) = (model.to_owned(), options.load.clone());
-        let spec = Arc::new(unblock(move || reader.read_spec(&reference, &load_options)).await?);
+        let spec = Arc::new(self.blocking(token, move || reader.read_spec(&reference, &load_options)).await?);
+        purpose.check(&spec)?;
         let key = spec.key();
         {
             let mut names = self.names.lock();
@@ -217,28 +278,27 @@ async fn load(
 ) -> Result<Loaded> {
     let reader = Arc::clone(&spec);
     let text = unblock(move || Text::read(&reader)).await?;
-    let (cancel, progress, loading) = (context.cancel.clone(), context.progress.clone(), Arc::clone(&spec));
-    let loaded = device
+    let estimate = spec.estimate;
+    let owner = device.clone();
+    // The model is made where it is loaded: should nobody take the answer, its drop gives the memory back.
+    let (model, weights) = device
         .call("a load", move |backend| {
             let mut step = |fraction: f32| {
-                cancel.check()?;
-                progress.report(fraction);
+                context.cancel.check()?;
+                context.progress.report(fraction);
                 Ok(())
             };
             step(0.0)?;
-            let loaded = backend.load(&loading, &mut step)?;
+            let loaded = backend.load(&spec, &mut step)?;
+            let model = Arc::new(Model { spec, text, slot: loaded.slot, device: owner });
             // A cancel that came with the last report still counts (hazard D9).
-            if let Err(error) = cancel.check() {
-                backend.unload(loaded.slot);
-                return Err(error);
-            }
-            Ok(loaded)
+            context.cancel.check()?;
+            *own.lock() = Some(Arc::clone(&model));
+            table.lock().insert(context.token, Arc::clone(&model));
+            Ok((model, loaded.weight_bytes))
         })
         .await?;
-    let estimate = spec.estimate;
-    let model = Arc::new(Model { spec, text, slot: loaded.slot, device });
-    *own.lock() = Some(Arc::clone(&model));
-    table.lock().insert(context.token, model);
+    drop(model);
     // What was measured, and what a use of it may add.
-    Ok(Loaded::measured(loaded.weight_bytes + estimate.kv_cache + estimate.working))
+    Ok(Loaded::measured(weights + estimate.kv_cache + estimate.working))
 }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::generate::Prompt;
+use super::residency::Purpose;
 use super::{RequestOptions, Shared};
 use crate::chat_template::RenderOptions;
 use crate::error::{Error, Result};
-use crate::model::ModelKind;
 use crate::tokenizer::EncodeOptions;
 
 /// A request to score a completion.
@@ -48,18 +48,15 @@ pub(super) async fn run(shared: &Arc<Shared>, request: ScoreRequest) -> Result<S
     }
     let residency = &shared.residency;
     let token = request.options.token(&shared.alive);
-    let used = residency.acquire(&request.model, &request.options, &token).await?;
+    let used = residency.acquire(&request.model, Purpose::Score, &request.options, &token).await?;
     let spec = Arc::clone(&used.model.spec);
-    if spec.kind != ModelKind::Chat {
-        return Err(Error::unsupported(format!("{} is a {} model and does not score text", spec.id, spec.kind.name())));
-    }
     let text = used.model.text.clone();
-    let (prompt, completion) = crate::pool::unblock(move || {
+    let tokens = move || {
         let prompt = super::generate::prompt_tokens(&text, &request.prompt, &RenderOptions::default())?;
         let plain = EncodeOptions { add_special: false, parse_special: false };
         Ok((prompt, text.tokenizer.encode(&request.completion, plain)?.ids))
-    })
-    .await?;
+    };
+    let (prompt, completion) = residency.blocking(&token, tokens).await?;
     if prompt.is_empty() || completion.is_empty() {
         return Err(Error::invalid("the prompt and the completion must each have at least one token"));
     }
@@ -73,8 +70,7 @@ pub(super) async fn run(shared: &Arc<Shared>, request: ScoreRequest) -> Result<S
     let ids: Vec<u32> = prompt.iter().chain(&completion).copied().collect();
     let (slot, from, model, cancel) = (used.model.slot, prompt.len(), Arc::clone(&used.model), token.clone());
     let work = residency.device().call("scoring", move |backend| {
-        cancel.check()?;
-        let scores = backend.score(slot, &ids, from);
+        let scores = backend.score(slot, &ids, from, &mut || cancel.check());
         drop(model);
         scores
     });

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::backend::{Advance, Backend, Chooser, DeviceInfo, Row, Slot};
-use super::exit::Work;
+use super::exit::{self, Running};
 use super::mlx::Mlx;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{MemoryProbe, MemoryReading};
@@ -107,13 +107,20 @@ impl DeviceThread {
         if let Some(former) = current.1.take() {
             let _ = former.join();
         }
-        let (thread, handle) = Self::start(Mlx::new)?;
+        let (thread, handle) = Self::start(|| Mlx::new().map(|mlx| (mlx, Some(Running::enter()))))?;
         *current = (Arc::downgrade(&thread.inner), Some(handle));
         Ok(thread)
     }
 
+    /// Starts a thread for a backend that is not MLX.
+    pub(crate) fn fake<B: Backend + Send + 'static>(backend: B) -> Result<Self> {
+        Ok(Self::start(move || Ok((backend, None)))?.0)
+    }
+
     /// Starts a thread and makes its backend there.
-    pub(crate) fn start<B: Backend + 'static>(make: impl FnOnce() -> Result<B> + Send + 'static) -> Result<(Self, JoinHandle<()>)> {
+    fn start<B: Backend + 'static>(
+        make: impl FnOnce() -> Result<(B, Option<Running>)> + Send + 'static,
+    ) -> Result<(Self, JoinHandle<()>)> {
         let (sender, receiver) = channel();
         let (ready, made) = channel();
         let gauge = Arc::new(Gauge::default());
@@ -122,9 +129,9 @@ impl DeviceThread {
             let backend =
                 catch_unwind(AssertUnwindSafe(make)).unwrap_or_else(|panic| Err(panic_error("starting the device", &*panic)));
             match backend {
-                Ok(backend) => {
+                Ok((backend, running)) => {
                     let _ = ready.send(Ok(backend.device()));
-                    Owner { backend, receiver, rows: VecDeque::new(), gauge: shared }.run();
+                    Owner { backend, running, receiver, rows: VecDeque::new(), gauge: shared }.run();
                 }
                 Err(error) => {
                     let _ = ready.send(Err(error));
@@ -186,14 +193,24 @@ impl DeviceThread {
     }
 }
 
+/// Makes the MLX thread, if there is one, look at its messages and at the process's exit.
+pub(super) fn wake_mlx() {
+    // Nobody holds the lock for long; should it be held by a thread that the exit has stopped, there is nothing to wake.
+    if let Some(current) = MLX.try_lock_for(std::time::Duration::from_secs(1))
+        && let Some(inner) = current.0.upgrade()
+    {
+        let _ = inner.sender.send(Message::Wake);
+    }
+}
+
 fn closed() -> Error {
     Error::new(ErrorKind::Closed, "the engine is closed")
 }
 
-/// The typed error of a caught panic. The panic's own text is kept: it comes from our code or a library, not from a user's input.
+/// The typed error of a caught panic. Only a panic's fixed text is kept: a formatted one may quote a user's.
 pub(crate) fn panic_error(what: &str, panic: &(dyn std::any::Any + Send)) -> Error {
-    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    Error::internal(format!("{what} panicked: {}", text.unwrap_or("no message")))
+    let text = panic.downcast_ref::<&'static str>().copied();
+    Error::internal(format!("{what} panicked: {}", text.unwrap_or("its message is withheld, for it may quote a user's text")))
 }
 
 struct ActiveRow {
@@ -204,6 +221,8 @@ struct ActiveRow {
 
 struct Owner<B> {
     backend: B,
+    /// Kept while this thread may touch MLX; a fake has none.
+    running: Option<Running>,
     receiver: Receiver<Message>,
     rows: VecDeque<ActiveRow>,
     gauge: Arc<Gauge>,
@@ -215,6 +234,11 @@ impl<B: Backend> Owner<B> {
         // `idle` rounds found no row that could move: then the thread sleeps until a message comes.
         let mut idle = true;
         loop {
+            if self.running.is_some() && exit::requested() {
+                let _ = self.scoped(|owner| catch_unwind(AssertUnwindSafe(|| owner.backend.drain())));
+                self.running = None;
+                exit::rest();
+            }
             let message = if idle {
                 match self.receiver.recv() {
                     Ok(message) => Some(message),
@@ -230,7 +254,8 @@ impl<B: Backend> Owner<B> {
             match message {
                 Some(Message::Job(job)) => {
                     self.run_job(job);
-                    idle = self.rows.is_empty();
+                    // One step of a row follows each job: a queue that never empties must not hold streams up.
+                    idle = !self.round();
                 }
                 Some(Message::Row(task)) => {
                     self.rows.push_back(ActiveRow { row: None, task });
@@ -304,7 +329,6 @@ impl<B: Backend> Owner<B> {
                 Message::Wake => {}
             }
         }
-        let _work = Work::begin();
         drop(self.backend);
     }
 
@@ -317,10 +341,9 @@ impl<B: Backend> Owner<B> {
         self.gauge.set(self.backend.memory());
     }
 
-    /// Device work: counted for the process's exit, and followed by a fresh reading of memory. On Apple's systems it gets its own
-    /// autorelease pool: this thread has none, and Metal's objects would pile up.
+    /// Device work, followed by a fresh reading of memory. On Apple's systems it gets its own autorelease pool: this thread has
+    /// none, and Metal's objects would pile up.
     fn scoped<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
-        let _work = Work::begin();
         #[cfg(target_vendor = "apple")]
         let _pool = autorelease::Pool::new();
         let result = work(self);

@@ -1,5 +1,6 @@
 //! What config.json, or a GGUF's metadata, says about an architecture: read once, every number checked against a range.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
@@ -66,8 +67,8 @@ impl Fields {
     #[allow(clippy::cast_possible_truncation)] // configuration numbers are used in f32 arithmetic
     pub(crate) fn number(&self, key: &str) -> Result<Option<f32>> {
         let Some(value) = self.map.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
-        match value.as_f64().filter(|n| n.is_finite()) {
-            Some(n) => Ok(Some(n as f32)),
+        match value.as_f64().map(|n| n as f32).filter(|n| n.is_finite()) {
+            Some(n) => Ok(Some(n)),
             None => Err(self.bad(key, format_args!("is {}; it must be a finite number", short(value)))),
         }
     }
@@ -97,11 +98,19 @@ fn short(value: &Value) -> String {
 
 /// The whole of a file that must not be larger than `limit` bytes.
 pub(crate) fn read_capped(file: &Path, limit: u64) -> Result<Vec<u8>> {
-    let size = std::fs::metadata(file).map_err(|error| Error::io(file, error))?.len();
-    if size > limit {
-        return Err(Error::bad_model(file, "size", format_args!("is {size} bytes; at most {limit} are read")));
+    let meta = std::fs::metadata(file).map_err(|error| Error::io(file, error))?;
+    // Opening a pipe would wait for a writer, and a device has no end.
+    if !meta.is_file() {
+        return Err(Error::bad_model(file, "file", "is not a regular file"));
     }
-    std::fs::read(file).map_err(|error| Error::io(file, error))
+    let mut bytes = Vec::new();
+    let read = std::fs::File::open(file).and_then(|open| open.take(limit + 1).read_to_end(&mut bytes));
+    match read.map_err(|error| Error::io(file, error))? {
+        read if read as u64 > limit => {
+            Err(Error::bad_model(file, "size", format_args!("is over {limit} bytes, the most that is read")))
+        }
+        _ => Ok(bytes),
+    }
 }
 
 /// How positions beyond the trained range are reached.
@@ -356,7 +365,7 @@ fn rope_from_json(config: &Fields, context: i32) -> Result<(f32, RopeScaling)> {
             let mscale = |scale: f32, weight: f32| if scale <= 1.0 { 1.0 } else { 0.1 * weight * scale.ln() + 1.0 };
             let attention_factor =
                 match (scaling.number("attention_factor")?, scaling.number("mscale")?, scaling.number("mscale_all_dim")?) {
-                    (Some(given), ..) => given,
+                    (Some(_), ..) => positive("attention_factor", None)?,
                     (None, Some(one), Some(all)) if one != 0.0 && all != 0.0 => mscale(factor, one) / mscale(factor, all),
                     _ => mscale(factor, 1.0),
                 };
@@ -422,7 +431,10 @@ impl BertConfig {
             vocabulary: config.required_size("vocab_size", MAX_VOCABULARY)?,
             types: config.size("type_vocab_size", MAX_LAYERS)?.unwrap_or(2),
             context: config.required_size("max_position_embeddings", MAX_CONTEXT)?,
-            layer_norm_eps: config.number("layer_norm_eps")?.unwrap_or(1e-12),
+            layer_norm_eps: match config.number("layer_norm_eps")?.unwrap_or(1e-12) {
+                eps if eps > 0.0 => eps,
+                eps => return Err(config.bad("layer_norm_eps", format_args!("is {eps}; it must be positive"))),
+            },
         })
     }
 }

@@ -99,6 +99,20 @@ impl Pooling {
         Ok(Some(pooling))
     }
 
+    /// Refuses Dense modules whose widths do not follow from the model's and from one another.
+    pub(crate) fn check_widths(&self, hidden: i32) -> Result<()> {
+        let modes = i32::try_from(self.modes.len()).unwrap_or(0);
+        let mut width = hidden.saturating_mul(modes);
+        for dense in &self.dense {
+            if dense.input != width {
+                let what = format!("is {}; the module before it gives {width} numbers", dense.input);
+                return Err(dense.config.bad("in_features", what));
+            }
+            width = dense.output;
+        }
+        Ok(())
+    }
+
     pub(crate) fn with_mode(mut self, mode: PoolingMode) -> Self {
         self.modes = vec![mode];
         self

@@ -1,7 +1,7 @@
 //! GGUF's tensor blocks as MLX arrays: expanded to float32, or repacked into MLX's affine layout without loss.
 //!
 //! MLX can read GGUF files itself, but its parser trusts sizes and offsets, loads all tensors in one call that cannot be
-//! stopped, and turns bfloat16 into float16. Here each tensor is read from the checked map, once.
+//! stopped, and turns bfloat16 into float16. Here each tensor is read at its checked place, once.
 //!
 //! Block formats (ggml): 32 weights each. `Q4_0`: f16 scale, 16 bytes of nibbles, `w = (q - 8) d`. `Q4_1`: f16 scale, f16
 //! minimum, nibbles, `w = q d + m`. `Q8_0`: f16 scale, 32 signed bytes, `w = q d`. Byte `i` of the nibbles holds weight `i` in
@@ -100,7 +100,14 @@ pub(super) fn dense(kind: TensorType, data: &[u8], shape: &[i32]) -> Result<Arra
 
 fn check_count(count: usize, shape: &[i32]) -> Result<(), String> {
     let wanted = shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(usize::try_from(dim).ok()?));
-    if wanted == Some(count) { Ok(()) } else { Err(format!("holds {count} numbers; its shape {shape:?} asks for others")) }
+    if wanted != Some(count) {
+        return Err(format!("holds {count} numbers; its shape {shape:?} asks for others"));
+    }
+    // MLX counts the elements of a host array in 32 bits.
+    if i32::try_from(count).is_err() {
+        return Err(format!("holds {count} numbers; at most 2^31 - 1 can be loaded"));
+    }
+    Ok(())
 }
 
 /// A quantised matrix in MLX's affine layout (group 32): the same integers, scales and biases, so nothing is rounded
@@ -122,8 +129,12 @@ pub(super) fn affine(kind: TensorType, data: &[u8], out: i32, input: i32, float:
     }
     let group = i32::try_from(BLOCK).unwrap_or(32);
     let bits = i32::try_from(bits).unwrap_or(4);
-    let (columns, groups) = (input * bits / 32, input / group);
+    let columns = i32::try_from(i64::from(input) * i64::from(bits) / 32).map_err(|_| Error::internal("a row too wide"))?;
+    let groups = input / group;
     let words = i64::from(out) * i64::from(columns);
+    if words > i64::from(i32::MAX) {
+        return Err(Error::unsupported(format!("a matrix of {out} x {input} is too large to stay quantised; load it expanded")));
+    }
     if i64::try_from(packed.len()) != Ok(words) || i64::try_from(blocks) != Ok(i64::from(out) * i64::from(groups)) {
         return Err(Error::internal("a quantised tensor whose blocks do not fill its shape"));
     }

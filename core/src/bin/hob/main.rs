@@ -1,7 +1,5 @@
 //! `hob`: one verb, one model, one answer. Exit codes: 0 done, 1 error, 2 wrong usage.
 
-#![allow(clippy::print_stdout, clippy::print_stderr)] // a command-line tool prints
-
 mod args;
 mod output;
 
@@ -36,9 +34,9 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             if json {
-                println!("{}", output::error(&error));
+                let _ = writeln!(std::io::stdout(), "{}", output::error(&error));
             } else {
-                eprintln!("hob: {}: {}", error.kind(), error.full_message());
+                let _ = writeln!(std::io::stderr(), "hob: {}: {}", error.kind(), error.full_message());
             }
             ExitCode::from(1)
         }
@@ -158,7 +156,7 @@ fn generate(args: args::Generate) -> Result<()> {
             Event::Finished(summary) => {
                 bar.clear();
                 writeln!(out).map_err(failed)?;
-                eprintln!("{}", output::summary_text(&summary));
+                let _ = writeln!(std::io::stderr(), "{}", output::summary_text(&summary));
             }
         }
     }
