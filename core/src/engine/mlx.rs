@@ -21,8 +21,8 @@ use crate::weights::{Survey, Weights};
 pub(crate) const PREFILL_CHUNK: usize = 512;
 /// Positions whose logits are held at once when scoring.
 const SCORE_CHUNK: i32 = 64;
-/// Freed buffers above this are returned while loading, so that conversions do not add up.
-const LOAD_CACHE_BYTES: usize = 64 << 20;
+/// A load returns freed buffers each time it has grown by so much, so that what conversions leave behind does not add up.
+const LOAD_TRIM_BYTES: usize = 32 << 20;
 
 /// Kinds of work, for [`Mlx::used`].
 const START: u8 = 1;
@@ -180,25 +180,26 @@ impl Backend for Mlx {
     fn drain(&mut self) -> Result<()> {
         synchronize(&self.stream)?;
         memory::clear_cache()?;
-        // MLX's CPU allocator is the C library's, which keeps freed pages for itself until asked.
-        #[cfg(all(target_os = "linux", target_env = "gnu"))]
-        // SAFETY: no arguments, callable at any time.
-        unsafe {
-            libc::malloc_trim(0);
-        }
+        trim();
         Ok(())
     }
 
     fn load(&mut self, spec: &ModelSpec, progress: &mut dyn FnMut(f32) -> Result<()>) -> Result<Loaded> {
         let SpecSource::Files(files) = &spec.source else { return Err(Error::internal("a scripted model on a real device")) };
+        // Parsing the tokenizer left pages behind that the weights are about to need.
+        trim();
         let stream = self.stream.clone();
+        let before = memory::active_memory()?;
+        let mut trimmed = before;
         let mut step = |fraction: f32| {
-            if memory::cache_memory().unwrap_or(0) > LOAD_CACHE_BYTES {
+            let active = memory::active_memory()?;
+            if active > trimmed + LOAD_TRIM_BYTES {
+                trimmed = active;
                 memory::clear_cache()?;
+                trim();
             }
             progress(fraction)
         };
-        let before = memory::active_memory()?;
         let resident = with_stream(&stream, || load(files, &mut step));
         self.used(LOAD);
         let resident = match resident {
@@ -212,6 +213,7 @@ impl Backend for Mlx {
             }
         };
         memory::clear_cache()?;
+        trim();
         let slot = Slot(self.id());
         self.models.insert(slot, resident);
         Ok(Loaded { slot, weight_bytes: memory::active_memory()?.saturating_sub(before) as u64 })
@@ -343,6 +345,15 @@ impl Mlx {
             }
         }
         Ok(())
+    }
+}
+
+/// Has the C library give freed pages back: MLX's CPU allocator is built on it, and it keeps them for itself until asked.
+fn trim() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: no pointers, callable at any time.
+    unsafe {
+        libc::malloc_trim(0);
     }
 }
 
