@@ -240,6 +240,14 @@ impl Engine {
         self.shared.residency.read_spec(model, options).map(|spec| ModelInfo::new(&spec))
     }
 
+    /// What a model will take, by part, before it is loaded.
+    ///
+    /// # Errors
+    /// As [`inspect`](Self::inspect).
+    pub fn estimate(&self, model: &str, options: &LoadOptions) -> Result<Estimate> {
+        self.shared.residency.read_spec(model, options).map(|spec| spec.estimate)
+    }
+
     /// Makes a model resident, without using it.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 //!
 //! Runs on the MLX owner thread only (`engine::thread`). MLX is lazy: nothing here computes until an array is evaluated.
 
-use mlx_rs::ops::indexing::take_axis;
+use mlx_rs::ops::indexing::{TryIndexOp, take_axis};
 use mlx_rs::{Array, Dtype, error::Exception, fast, ops};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -32,6 +32,33 @@ impl Matrix {
             Self::Dense(weight) => vec![weight],
             Self::Affine { packed, scales, biases, .. } => vec![packed, scales, biases],
         }
+    }
+}
+
+impl Matrix {
+    /// Whether this device's quantised product of a few rows, for one token and for several, is near the dense one.
+    pub(crate) fn multiplies_as_expanded(&self) -> Result<bool> {
+        let Self::Affine { packed, scales, biases, group_size, bits } = self else { return Ok(true) };
+        let rows = packed.dim(0).min(64);
+        let part = |array: &Array| array.try_index((..rows, ..));
+        let (packed, scales, biases) = (part(packed)?, part(scales)?, part(biases)?);
+        let dense = ops::dequantize(&packed, &scales, &biases, *group_size, *bits)?.as_dtype(Dtype::Float32)?;
+        let width = dense.dim(1);
+        for tokens in [1, 32] {
+            // Any numbers without a pattern do: a sine is the same on every device.
+            let x = ops::sin(ops::multiply(Array::from_iter(0..tokens * width, &[tokens, width]), Array::from_f32(12.9898))?)?;
+            let x = x.as_dtype(scales.dtype())?;
+            let found = ops::quantized_matmul(&x, &packed, &scales, &biases, true, *group_size, *bits)?.as_dtype(Dtype::Float32)?;
+            let wanted = ops::matmul(x.as_dtype(Dtype::Float32)?, ops::transpose(&dense)?)?;
+            let error = ops::square(ops::subtract(found, &wanted)?)?.sum(None)?;
+            let scale = ops::square(&wanted)?.sum(None)?;
+            let number = |array: Array| array.try_item_exact::<f32>().map_err(|error| Error::internal(error.to_string()));
+            // Rounding to 16 bits stays far below a tenth of the product's size; a wrong kernel does not.
+            if number(error)?.sqrt() > 0.1 * number(scale)?.sqrt() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 }
 

@@ -8,7 +8,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use mlx_rs::{Array, Dtype, ops};
+use mlx_rs::{Array, Dtype, ops, transforms};
 use safetensors::tensor::{Dtype as StoredType, Metadata};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -352,6 +352,8 @@ pub(crate) struct Weights<'a> {
     arrays: HashMap<String, Array>,
     taken: BTreeSet<String>,
     prefix: String,
+    /// Which quantised products (packed columns, group size, bits) this device computes rightly.
+    kernels: HashMap<(i32, i32, i32), bool>,
     progress: Progress<'a>,
     done: u64,
     total: u64,
@@ -375,6 +377,7 @@ impl<'a> Weights<'a> {
             arrays,
             taken: BTreeSet::new(),
             prefix: String::new(),
+            kernels: HashMap::new(),
             progress,
             done: 0,
             total: survey.stored_bytes().max(1),
@@ -448,15 +451,45 @@ impl<'a> Weights<'a> {
         let name = format!("{}{path}.weight", self.prefix);
         let stored = self.stored(&name)?;
         match stored.kind {
-            StoredKind::Packed => self.affine(path, out, input),
+            StoredKind::Packed => {
+                let matrix = self.affine(path, out, input)?;
+                self.on_this_device(matrix)
+            }
             StoredKind::Gguf(kind) if kind.is_quantized() && !self.layout.dequantize => {
                 self.check_shape(&name, stored, &[out, input])?;
                 let matrix = blocks::affine(kind, &self.gguf_data(stored)?, out, input, self.layout.float.mlx())?;
                 self.finish(&name, stored, &matrix.arrays())?;
-                Ok(matrix)
+                self.on_this_device(matrix)
             }
             _ => Ok(Matrix::Dense(self.tensor(&format!("{path}.weight"), &[out, input])?)),
         }
+    }
+
+    /// Expands a quantised matrix whose product this device computes wrongly. MLX's kernels have had silent faults at certain
+    /// widths (hazard C11; on CUDA with MLX 0.32.2, rows of 64 in one group), so each combination met is tried once, at load.
+    fn on_this_device(&mut self, matrix: Matrix) -> Result<Matrix> {
+        let Matrix::Affine { packed, scales, biases, group_size, bits } = &matrix else { return Ok(matrix) };
+        let kernel = (packed.dim(1), *group_size, *bits);
+        let right = match self.kernels.get(&kernel) {
+            Some(right) => *right,
+            None => {
+                let right = matrix.multiplies_as_expanded()?;
+                self.kernels.insert(kernel, right);
+                right
+            }
+        };
+        if right {
+            return Ok(matrix);
+        }
+        tracing::warn!(
+            columns = kernel.0,
+            group_size,
+            bits,
+            "this device multiplies such a quantised matrix wrongly: it is expanded"
+        );
+        let dense = ops::dequantize(packed, scales, biases, *group_size, *bits)?;
+        transforms::eval([&dense])?;
+        Ok(Matrix::Dense(dense))
     }
 
     fn affine(&mut self, path: &str, out: i32, input: i32) -> Result<Matrix> {
@@ -599,7 +632,7 @@ impl<'a> Weights<'a> {
                 });
             }
         }
-        mlx_rs::transforms::eval(arrays.iter().copied().chain(&finite))?;
+        transforms::eval(arrays.iter().copied().chain(&finite))?;
         if finite.is_some_and(|flag| !flag.item_exact::<bool>()) {
             return Err(Error::bad_model(self.file_of(stored), name, "holds numbers that are not finite"));
         }
