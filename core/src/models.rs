@@ -17,6 +17,10 @@ pub(crate) trait Decoder {
     /// `[B, L]` ids at the cache's end -> final hidden states `[B, L, E]` after the last norm.
     fn hidden(&self, ids: &Array, cache: &mut KvCache) -> Result<Array>;
 
+    /// The last position's state alone, `[B, 1, E]`: what the next token needs. The last layer computes nothing else for the others
+    /// than their keys and values.
+    fn last_hidden(&self, ids: &Array, cache: &mut KvCache) -> Result<Array>;
+
     /// `[.., E]` hidden states -> `[.., vocabulary]` logits.
     fn logits(&self, hidden: &Array) -> Result<Array>;
 

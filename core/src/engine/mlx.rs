@@ -390,9 +390,8 @@ fn load(files: &FilesSource, progress: &mut dyn FnMut(f32) -> Result<()>) -> Res
 
 fn advance(decoder: &dyn Decoder, state: &mut RowState, chooser: &mut dyn Chooser) -> Result<Advance> {
     let feed = |state: &mut RowState, ids: &Array| -> Result<Array> {
-        let hidden = decoder.hidden(ids, &mut state.cache)?;
-        let last = hidden.dim(1) - 1;
-        decoder.logits(&hidden.try_index((.., last, ..))?)
+        let last = decoder.last_hidden(ids, &mut state.cache)?;
+        decoder.logits(&ops::squeeze_axes(last, &[1])?)
     };
     let choose = |logits: &Array| -> Result<Next> {
         let check = logits.as_dtype(Dtype::Float32)?.sum(None)?;

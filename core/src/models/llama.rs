@@ -3,6 +3,7 @@
 //! qwen2 and qwen3 are the same graph with other switches, so they build it too.
 
 use mlx_rs::fast::{ScaledDotProductAttentionMask, scaled_dot_product_attention};
+use mlx_rs::ops::indexing::TryIndexOp;
 use mlx_rs::{Array, ops};
 
 use super::Decoder;
@@ -50,14 +51,15 @@ impl Attention {
         })
     }
 
-    fn forward(&self, x: &Array, rope: &Rope, cache: &mut LayerCache) -> Result<Array> {
+    /// `queries` are the positions attended from: all of `x`, or only its last one.
+    fn forward(&self, x: &Array, queries: &Array, rope: &Rope, cache: &mut LayerCache) -> Result<Array> {
         let offset = cache.len();
         let normed =
             |norm: &Option<RmsNorm>, heads: Array| norm.as_ref().map_or_else(|| Ok(heads.clone()), |norm| norm.forward(&heads));
-        let q = normed(&self.q_norm, split_heads(&self.q.forward(x)?, self.heads)?)?;
+        let q = normed(&self.q_norm, split_heads(&self.q.forward(queries)?, self.heads)?)?;
         let k = normed(&self.k_norm, split_heads(&self.k.forward(x)?, self.kv_heads)?)?;
         let v = split_heads(&self.v.forward(x)?, self.kv_heads)?;
-        let q = rope.forward(&q, offset)?;
+        let q = rope.forward(&q, offset + x.dim(1) - queries.dim(1))?;
         let (k, v) = cache.append(&rope.forward(&k, offset)?, &v)?;
         // One query sees everything before it; several need the causal mask, which MLX aligns to the end of the keys.
         let attended = if q.dim(2) > 1 {
@@ -142,15 +144,37 @@ impl Llama {
     }
 }
 
-impl Decoder for Llama {
-    fn hidden(&self, ids: &Array, cache: &mut KvCache) -> Result<Array> {
+impl Llama {
+    /// Final states of every position, or of the last one only.
+    fn run(&self, ids: &Array, cache: &mut KvCache, last_only: bool) -> Result<Array> {
         let mut x = self.embedding.forward(ids)?;
         for (index, layer) in self.layers.iter().enumerate() {
-            let attended = layer.attention.forward(&layer.before_attention.forward(&x)?, &self.rope, cache.layer(index))?;
-            x = ops::add(x, attended)?;
+            let normed = layer.before_attention.forward(&x)?;
+            let mut queries = normed.clone();
+            if last_only && index + 1 == self.layers.len() && x.dim(1) > 1 {
+                queries = last_position(&normed)?;
+                x = last_position(&x)?;
+            }
+            x = ops::add(x, layer.attention.forward(&normed, &queries, &self.rope, cache.layer(index))?)?;
             x = ops::add(&x, layer.mlp.forward(&layer.before_mlp.forward(&x)?)?)?;
         }
         self.norm.forward(&x)
+    }
+}
+
+/// `[B, L, E]` -> `[B, 1, E]`.
+fn last_position(x: &Array) -> Result<Array> {
+    let last = x.dim(1) - 1;
+    Ok(x.try_index((.., last.., ..))?)
+}
+
+impl Decoder for Llama {
+    fn hidden(&self, ids: &Array, cache: &mut KvCache) -> Result<Array> {
+        self.run(ids, cache, false)
+    }
+
+    fn last_hidden(&self, ids: &Array, cache: &mut KvCache) -> Result<Array> {
+        self.run(ids, cache, true)
     }
 
     fn logits(&self, hidden: &Array) -> Result<Array> {

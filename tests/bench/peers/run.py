@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PROMPT_TOKENS = 512
-NEW_TOKENS = 64
+SIZES = (512, 64)  # prompt tokens, new tokens
+# MLX's 16-bit products on a CPU take seconds a token in mlx-lm: a full run would last an hour.
+SLOW_SIZES = (32, 4)
 TEXTS = 64
 
 
@@ -75,8 +76,8 @@ def hob(args: argparse.Namespace, *arguments: str, stdin: str | None = None) -> 
     return json.loads(done.stdout)
 
 
-def prompt(tokenizer_folder: Path) -> str:
-    """A text of exactly PROMPT_TOKENS tokens for SmolLM2, varied enough to be no repetition."""
+def prompt(tokenizer_folder: Path, tokens: int) -> str:
+    """A text of exactly so many tokens for SmolLM2, varied enough to be no repetition."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_folder))
@@ -86,9 +87,9 @@ def prompt(tokenizer_folder: Path) -> str:
     low, high = 0, len(text)
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if count(text[:middle]) <= PROMPT_TOKENS else (low, middle - 1)
-    if count(text[:low]) != PROMPT_TOKENS:
-        sys.exit(f"no prefix of the text has {PROMPT_TOKENS} tokens; change the text")
+        low, high = (middle, high) if count(text[:middle]) <= tokens else (low, middle - 1)
+    if count(text[:low]) != tokens:
+        sys.exit(f"no prefix of the text has {tokens} tokens; change the text")
     return text[:low]
 
 
@@ -104,14 +105,15 @@ def alternate(number: int, first, second) -> None:
         run()
 
 
-def generate_case(args: argparse.Namespace, case: str, peer: str, model: Path, command: list[str], text: str) -> list[Row]:
-    rows = [Row(f"{case} prefill {PROMPT_TOKENS}", peer, "tokens/s"), Row(f"{case} decode {NEW_TOKENS}", peer, "tokens/s")]
+def generate_case(args: argparse.Namespace, case: str, peer: str, model: Path, command: list[str], text: str, sizes: tuple[int, int]) -> list[Row]:
+    prompt_tokens, new_tokens = sizes
+    rows = [Row(f"{case} prefill {prompt_tokens}", peer, "tokens/s"), Row(f"{case} decode {new_tokens}", peer, "tokens/s")]
     worker = Worker(command)
     answers = {}
 
     def run_hob() -> None:
         answer = hob(
-            args, "generate", "--model", str(model), "--raw", "--prompt", text, "--max-tokens", str(NEW_TOKENS)
+            args, "generate", "--model", str(model), "--raw", "--prompt", text, "--max-tokens", str(new_tokens)
         )
         answers["hob"] = answer
         timings = answer["timings"]
@@ -126,7 +128,7 @@ def generate_case(args: argparse.Namespace, case: str, peer: str, model: Path, c
         )
 
     def run_peer() -> None:
-        answers["peer"] = worker.ask({"prompt": text, "new_tokens": NEW_TOKENS})
+        answers["peer"] = worker.ask({"prompt": text, "new_tokens": new_tokens})
         keep(answers["peer"], [row.other for row in rows])
 
     run_hob()
@@ -235,16 +237,18 @@ def main() -> None:
     print(f"machine: {processor()}, {os.cpu_count()} cores; BLAS: {same_blas(args.native)}", flush=True)
     knobs = [f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith(("OPENBLAS_", "OMP_", "MKL_"))]
     print(f"environment: {' '.join(knobs) or 'no OPENBLAS_, OMP_ or MKL_ variable'}", flush=True)
-    text = prompt(checkpoint(args, "float32"))
+    tokenizer = checkpoint(args, "float32")
+    text = prompt(tokenizer, SIZES[0])
     rows = []
     for dtype in ("float32", "bfloat16"):
         if dtype in cases:
             folder = checkpoint(args, dtype)
             command = [python, str(HERE / "mlx_lm_worker.py"), str(folder)]
-            rows += generate_case(args, f"SmolLM2 {dtype}", "mlx-lm", folder, command, text)
+            sizes = SIZES if dtype == "float32" else SLOW_SIZES
+            rows += generate_case(args, f"SmolLM2 {dtype}", "mlx-lm", folder, command, prompt(tokenizer, sizes[0]), sizes)
     if "gguf" in cases:
         command = ["node", str(HERE / "llama_cpp_worker.mjs"), str(args.node), str(args.chat)]
-        rows += generate_case(args, "SmolLM2 GGUF", "node-llama-cpp", args.chat, command, text)
+        rows += generate_case(args, "SmolLM2 GGUF", "node-llama-cpp", args.chat, command, text, SIZES)
     if "embed" in cases:
         command = [python, str(HERE / "sentence_transformers_worker.py"), str(args.embedder)]
         rows += embed_case(args, args.embedder, command)
