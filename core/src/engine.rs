@@ -33,7 +33,7 @@ pub(crate) mod thread;
 mod golden_tests;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -89,7 +89,7 @@ impl RequestOptions {
     fn token(&self, engine: &CancelToken) -> CancelToken {
         let token = self.cancel.as_ref().map_or_else(CancelToken::new, CancelToken::child);
         // A deadline beyond what the clock can say is none.
-        let deadline = self.timeout.and_then(|timeout| std::time::Instant::now().checked_add(timeout));
+        let deadline = self.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let token = deadline.map_or(token.clone(), |deadline| token.with_deadline(deadline));
         token.follow(engine);
         token
@@ -109,6 +109,19 @@ pub struct Timings {
     pub decode_s: Option<f64>,
     /// From the call to the end.
     pub total_s: f64,
+}
+
+impl Timings {
+    /// Those of embed and rerank, whose computation is all prefill; taken at its end.
+    fn of_batches(began: Instant, queue: Duration, load: Option<Duration>, computing: Instant) -> Self {
+        Self {
+            queue_s: queue.as_secs_f64(),
+            load_s: load.map(|load| load.as_secs_f64()),
+            prefill_s: Some(computing.elapsed().as_secs_f64()),
+            decode_s: None,
+            total_s: began.elapsed().as_secs_f64(),
+        }
+    }
 }
 
 /// What `inspect` tells of a model without loading it.

@@ -124,13 +124,7 @@ pub(super) async fn run(shared: &Arc<Shared>, request: EmbedRequest) -> Result<E
             normalize(vector);
         }
     }
-    let timings = Timings {
-        queue_s: queue.as_secs_f64(),
-        load_s: used.load.map(|load| load.as_secs_f64()),
-        prefill_s: Some(computing.elapsed().as_secs_f64()),
-        decode_s: None,
-        total_s: began.elapsed().as_secs_f64(),
-    };
+    let timings = Timings::of_batches(began, queue, used.load, computing);
     Ok(Embeddings { data: vectors.concat(), dimensions, pooling: spec.pooling_name(), prompt_tokens, dropped_tokens, timings })
 }
 

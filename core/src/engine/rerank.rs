@@ -141,13 +141,7 @@ pub(super) async fn run(shared: &Arc<Shared>, request: RerankRequest) -> Result<
         (results, ScoreKind::Normalized, tokens, dropped)
     };
     order(&mut results, request.top_n, request.unsorted);
-    let timings = Timings {
-        queue_s: queue.as_secs_f64(),
-        load_s: used.load.map(|load| load.as_secs_f64()),
-        prefill_s: Some(computing.elapsed().as_secs_f64()),
-        decode_s: None,
-        total_s: began.elapsed().as_secs_f64(),
-    };
+    let timings = Timings::of_batches(began, queue, used.load, computing);
     Ok(Ranking { results, score_kind, prompt_tokens, dropped_tokens, timings })
 }
 

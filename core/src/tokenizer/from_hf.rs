@@ -1,7 +1,5 @@
 //! A tokenizer from the files of a Hugging Face or MLX directory.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use serde_json::Value;
@@ -10,6 +8,7 @@ use tokenizers::{AddedToken, ModelWrapper};
 use super::{END_OF_TURN, Parts, Roles, bad, bos_eos_processor};
 use crate::chat_template;
 use crate::error::{Error, ErrorKind, Result};
+use crate::model::config::read_capped;
 
 /// Largest `tokenizer.json` that is read (the largest real ones are some 35 MB).
 const MAX_TOKENIZER: u64 = 256 << 20;
@@ -18,14 +17,7 @@ const MAX_CONFIG: u64 = 16 << 20;
 
 /// Reads a text file of at most `limit` bytes.
 pub(crate) fn read_text(path: &Path, limit: u64) -> Result<String> {
-    let file = File::open(path).map_err(|error| Error::io(path, error))?;
-    let mut text = String::new();
-    match file.take(limit + 1).read_to_string(&mut text) {
-        Ok(read) if read as u64 > limit => Err(Error::bad_model(path, "file", format!("larger than {limit} bytes"))),
-        Ok(_) => Ok(text),
-        Err(error) if error.kind() == std::io::ErrorKind::InvalidData => Err(Error::bad_model(path, "file", "not valid UTF-8")),
-        Err(error) => Err(Error::io(path, error)),
-    }
+    String::from_utf8(read_capped(path, limit)?).map_err(|_| Error::bad_model(path, "file", "not valid UTF-8"))
 }
 
 /// Reads a JSON object of at most `limit` bytes; `None` when the file does not exist.
