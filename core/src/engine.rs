@@ -19,15 +19,20 @@
 //!   first use and stays in the pool until it is evicted, idle for too long, or the engine closes.
 
 pub(crate) mod backend;
-pub(crate) mod batch;
+pub(crate) mod decide;
 pub(crate) mod embed;
 mod exit;
 pub(crate) mod generate;
 pub(crate) mod mlx;
+mod request;
 pub(crate) mod rerank;
 pub(crate) mod residency;
+mod scheduler;
 pub(crate) mod score;
+mod scoring;
+mod texts;
 pub(crate) mod thread;
+mod work;
 
 #[cfg(test)]
 mod golden_tests;
@@ -38,13 +43,16 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 pub use self::backend::DeviceInfo;
+pub use self::decide::{Answer, DecideRequest, Decided, Decision};
 pub use self::embed::{EmbedRequest, Embeddings, Normalize};
-pub use self::generate::{Chunk, Event, Finish, GenerateRequest, Generation, Prompt, Stream, Summary};
+pub use self::generate::{Chunk, Coalesce, Event, Finish, GenerateRequest, Generation, Prompt, Stream, Summary};
 pub use self::rerank::{Ranked, Ranking, RerankRequest, ScoreKind};
 use self::residency::{Purpose, Residency};
+pub(crate) use self::scheduler::Sizes;
 pub use self::score::{Score, ScoreRequest};
 use self::thread::DeviceThread;
 use crate::cancel::CancelToken;
+use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fake::FakeDevice;
 use crate::model::{Estimate, LoadOptions, ModelKind, ModelSpec};
@@ -52,7 +60,7 @@ use crate::pool::{IdlePolicy, NoRoom, Pool, PoolOptions, Runtime, default_budget
 use crate::weights::FloatType;
 
 /// How an engine is made.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone)]
 #[non_exhaustive]
 pub struct EngineOptions {
     /// The pool's budget in bytes; `None` is 70 % of what the device recommends, else of three quarters of the memory.
@@ -61,6 +69,47 @@ pub struct EngineOptions {
     pub idle: IdlePolicy,
     /// What a request does while there is no room for its model; the default waits.
     pub no_room: NoRoom,
+    /// Generations of one model that run at once, in one batch; at least 1, the default is 8.
+    pub capacity: usize,
+    /// Requests of all kinds that may wait beyond `capacity`; one more is refused with `Busy`. The default is 64.
+    pub queue: usize,
+    /// Bytes of computed prompts kept for later ones, over all models and within the budget; 0 keeps none. The default is 512 MiB.
+    pub prompt_cache_bytes: u64,
+    /// How long the device may stay at one piece of work after a request that waits for it was given up, before it counts as stuck
+    /// and new requests are refused until it comes back; the default is 5 s.
+    pub stuck_after: Duration,
+    /// How long [`Engine::close`] waits for running work; the default is 120 s.
+    pub close_timeout: Duration,
+    /// The clock of timers and deadlines; `None` is the system's. A fake one makes a test need no real time.
+    pub clock: Option<Arc<dyn Clock>>,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            budget_bytes: None,
+            idle: IdlePolicy::default(),
+            no_room: NoRoom::default(),
+            capacity: 8,
+            queue: 64,
+            prompt_cache_bytes: 512 << 20,
+            stuck_after: Duration::from_secs(5),
+            close_timeout: Duration::from_secs(120),
+            clock: None,
+        }
+    }
+}
+
+impl std::fmt::Debug for EngineOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineOptions")
+            .field("budget_bytes", &self.budget_bytes)
+            .field("idle", &self.idle)
+            .field("no_room", &self.no_room)
+            .field("capacity", &self.capacity)
+            .field("queue", &self.queue)
+            .finish_non_exhaustive()
+    }
 }
 
 impl EngineOptions {
@@ -71,6 +120,17 @@ impl EngineOptions {
     }
 }
 
+/// What a cancel or a timeout means to a generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnCancel {
+    /// The request fails with `Cancelled` or `Timeout` (the default).
+    #[default]
+    Abort,
+    /// The answer so far is the result, and its finish says why it ended. Embedding, ranking and deciding have no partial results:
+    /// they fail all the same.
+    Stop,
+}
+
 /// What every request has: when to give up, and how its model is loaded and kept.
 #[derive(Debug, Clone, Default)]
 pub struct RequestOptions {
@@ -78,6 +138,8 @@ pub struct RequestOptions {
     pub cancel: Option<CancelToken>,
     /// Gives up after this long, with `Timeout`.
     pub timeout: Option<Duration>,
+    /// What a cancel or a timeout means.
+    pub on_cancel: OnCancel,
     /// How the model is loaded if it is not resident.
     pub load: LoadOptions,
     /// How long the model stays after this use, instead of the pool's policy.
@@ -86,12 +148,13 @@ pub struct RequestOptions {
 
 impl RequestOptions {
     /// The token that ends the request: the caller's, the timeout's and the engine's, in one.
-    fn token(&self, engine: &CancelToken) -> CancelToken {
+    fn token(&self, shared: &Shared) -> CancelToken {
         let token = self.cancel.as_ref().map_or_else(CancelToken::new, CancelToken::child);
+        let clock = shared.residency.clock();
         // A deadline beyond what the clock can say is none.
-        let deadline = self.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let token = deadline.map_or(token.clone(), |deadline| token.with_deadline(deadline));
-        token.follow(engine);
+        let deadline = self.timeout.and_then(|timeout| clock.now().checked_add(timeout));
+        let token = deadline.map_or(token.clone(), |deadline| token.with_deadline_on(Arc::clone(clock), deadline));
+        token.follow(&shared.alive);
         token
     }
 }
@@ -158,7 +221,7 @@ pub struct ModelInfo {
 impl ModelInfo {
     fn new(spec: &ModelSpec) -> Self {
         let capabilities = match spec.kind {
-            ModelKind::Chat => vec!["generate", "score"],
+            ModelKind::Chat => vec!["generate", "score", "decide"],
             ModelKind::Embedder => vec!["embed", "rerank"],
             ModelKind::Reranker => vec!["rerank"],
         };
@@ -190,6 +253,7 @@ pub(crate) struct Shared {
     pub(crate) residency: Arc<Residency>,
     /// Parent of every request's token; cancelled when the engine closes.
     pub(crate) alive: CancelToken,
+    close_timeout: Duration,
 }
 
 impl Drop for Shared {
@@ -229,8 +293,18 @@ impl Engine {
             pool.physical_limit_bytes = Some(default_physical_limit(memory));
         }
         let runtime = Arc::new(Runtime::start("hob-engine")?);
-        let residency = Residency::new(device, fake, runtime, pool)?;
-        Ok(Self { shared: Arc::new(Shared { residency, alive: CancelToken::new() }) })
+        if options.capacity == 0 {
+            return Err(Error::invalid("capacity is 0; at least one generation must be able to run"));
+        }
+        let (sizes, kept) =
+            (Sizes { capacity: options.capacity, ..Sizes::default() }, options.prompt_cache_bytes.min(pool.budget_bytes / 4));
+        device.post_job(move |bench| {
+            bench.set_sizes(sizes);
+            bench.set_prompt_cache(kept);
+        });
+        let residency = Residency::new(device, fake, runtime, pool, options)?;
+        let close_timeout = options.close_timeout;
+        Ok(Self { shared: Arc::new(Shared { residency, alive: CancelToken::new(), close_timeout }) })
     }
 
     /// The pool: its status, its events, and room for a host's own residents.
@@ -266,9 +340,10 @@ impl Engine {
     /// # Errors
     /// Those of [`inspect`](Self::inspect), of the pool's admission, and of the load itself.
     pub async fn load(&self, model: &str, options: RequestOptions) -> Result<ModelInfo> {
-        self.check_open()?;
-        let token = options.token(&self.shared.alive);
-        let used = self.shared.residency.acquire(model, Purpose::Any, &options, &token).await?;
+        let residency = &self.shared.residency;
+        let _place = residency.enter()?;
+        let token = options.token(&self.shared);
+        let used = residency.unless_stuck(residency.acquire(model, Purpose::Any, &options, &token)).await?;
         Ok(ModelInfo::new(&used.model.spec))
     }
 
@@ -277,7 +352,6 @@ impl Engine {
     /// # Errors
     /// `InvalidArgument` for options out of range or an empty conversation, `Closed` after [`close`](Self::close).
     pub fn generate(&self, request: GenerateRequest) -> Result<Stream> {
-        self.check_open()?;
         generate::start(&self.shared, request)
     }
 
@@ -287,7 +361,6 @@ impl Engine {
     /// `InvalidArgument` for bad options or a text that is too long (naming its index and both numbers), `Unsupported` when
     /// the model does not embed, and those of loading.
     pub async fn embed(&self, request: EmbedRequest) -> Result<Embeddings> {
-        self.check_open()?;
         embed::run(&self.shared, request).await
     }
 
@@ -296,7 +369,6 @@ impl Engine {
     /// # Errors
     /// As [`embed`](Self::embed).
     pub async fn rerank(&self, request: RerankRequest) -> Result<Ranking> {
-        self.check_open()?;
         rerank::run(&self.shared, request).await
     }
 
@@ -305,8 +377,52 @@ impl Engine {
     /// # Errors
     /// `InvalidArgument` for an empty completion or one that does not fit the context, and those of loading.
     pub async fn score(&self, request: ScoreRequest) -> Result<Score> {
-        self.check_open()?;
         score::run(&self.shared, request).await
+    }
+
+    /// Which of some given answers the model holds most likely, without sampling.
+    ///
+    /// # Errors
+    /// As [`score`](Self::score); `Unsupported` when the model does not generate.
+    pub async fn decide(&self, request: DecideRequest) -> Result<Decided> {
+        decide::run(&self.shared, request).await
+    }
+
+    /// The verbs a model serves; reads its configuration, loads nothing.
+    ///
+    /// # Errors
+    /// As [`inspect`](Self::inspect).
+    pub fn capabilities(&self, model: &str) -> Result<Vec<&'static str>> {
+        self.inspect(model, &LoadOptions::default()).map(|info| info.capabilities)
+    }
+
+    /// Whether requests are served now: a snapshot, not a promise. Never waits.
+    #[must_use]
+    pub fn availability(&self) -> Availability {
+        let residency = &self.shared.residency;
+        if residency.is_closed() {
+            Availability::Closed
+        } else if residency.device().is_stuck() {
+            Availability::Quarantined
+        } else if residency.requests() > 0 || residency.device().is_working() {
+            Availability::Working
+        } else {
+            Availability::Ready
+        }
+    }
+
+    /// Requests taken on and not over. Never waits.
+    #[must_use]
+    pub fn requests(&self) -> usize {
+        self.shared.residency.requests()
+    }
+
+    /// Holds back new loads until the guard goes, once every resident model is at rest; running and resident work goes on.
+    ///
+    /// # Errors
+    /// Those of [`Pool::pause`].
+    pub async fn pause(&self) -> Result<crate::pool::Paused> {
+        self.pool().pause().await
     }
 
     /// The tokenizer and the chat template of a model, without loading its weights.
@@ -318,20 +434,65 @@ impl Engine {
         crate::model::Text::read(&spec)
     }
 
-    /// Ends every request with `Closed`, unloads every model and gives the memory back. Idempotent; other clones are closed too.
+    /// Ends every request with `Closed`, unloads every model and gives the memory back. Returns after
+    /// [`close_timeout`](EngineOptions::close_timeout) at the latest, and says whether everything had stopped by then; if not, it goes
+    /// on in the background. Idempotent; other clones are closed too.
     ///
     /// # Errors
     /// One error that names every release that failed; the models are gone all the same.
-    pub async fn close(&self) -> Result<()> {
+    pub async fn close(&self) -> Result<Closed> {
+        let clock = Arc::clone(self.shared.residency.clock());
+        let mut waiting = std::pin::pin!(self.close_and_wait());
+        let until = clock.now().checked_add(self.shared.close_timeout);
+        let timeout = async {
+            match until {
+                Some(until) => clock.sleep_until(until).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            closed = &mut waiting => closed.map(|()| Closed { stopped: true }),
+            () = timeout => Ok(Closed { stopped: false }),
+        }
+    }
+
+    /// As [`close`](Self::close), however long it takes. Dropping the future does not stop the closing.
+    ///
+    /// # Errors
+    /// As [`close`](Self::close).
+    pub async fn close_and_wait(&self) -> Result<()> {
         self.shared.residency.mark_closed();
         self.shared.alive.cancel();
         self.shared.residency.device().wake();
-        self.pool().close().await
+        let (done, closed) = tokio::sync::oneshot::channel();
+        let pool = self.pool().clone();
+        self.shared.residency.spawn(async move {
+            let _ = done.send(pool.close().await);
+        });
+        closed.await.unwrap_or_else(|_| Err(Error::internal("the engine's thread ended while it closed")))
     }
+}
 
-    fn check_open(&self) -> Result<()> {
-        if self.shared.residency.is_closed() { Err(closed()) } else { Ok(()) }
-    }
+/// Whether an engine serves requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Availability {
+    /// Nothing is under way.
+    Ready,
+    /// Requests are under way; more are taken.
+    Working,
+    /// The device has not come back from work that was given up: requests are refused with `Busy` until it does.
+    Quarantined,
+    /// The engine is closed.
+    Closed,
+}
+
+/// How a close went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Closed {
+    /// Everything has stopped and its memory is back. If not, the device is still at earlier work.
+    pub stopped: bool,
 }
 
 impl std::fmt::Debug for Engine {

@@ -10,10 +10,11 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::chat_template::ChatTemplate;
 use crate::engine::DeviceInfo;
-use crate::engine::backend::{Advance, Backend, Chooser, Loaded, Row, Slot, TokenBatch};
+use crate::engine::backend::{Backend, Chooser, LoadProgress, Loaded, Prefill, Row, Slot, Stepping, TokenBatch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::{Estimate, ModelKind, ModelSpec, ScoreHead, SpecSource, Text};
 use crate::pool::MemoryReading;
+use crate::prompt_cache::PromptCache;
 use crate::tokenizer::Tokenizer;
 
 /// Tokens are bytes; this one ends a turn.
@@ -28,8 +29,14 @@ pub enum Point {
     Load,
     /// After a load's last progress report.
     LoadEnd,
-    /// Before a prefill chunk or a token.
+    /// Between two parts of a load.
+    LoadStep,
+    /// Before a chunk of a prompt.
+    Prefill,
+    /// Before the next token of a batch of rows.
     Step,
+    /// Before a step of a scoring.
+    Score,
     /// Before a batch of embeddings.
     Embed,
     /// Before a batch of pairs.
@@ -64,13 +71,26 @@ pub struct FakeModel {
     pub context: usize,
     /// Width of an embedder's vectors.
     pub dimensions: usize,
+    /// A chat model answers with its own rendered prompt, instead of `reply`.
+    pub echo: bool,
+    /// Bytes of keys and values of one token.
+    pub kv_bytes_per_token: u64,
 }
 
 impl FakeModel {
     /// A model that answers `Hello!`, with 4,096 tokens of context and vectors of 8 numbers.
     #[must_use]
     pub fn new(name: &str, kind: ModelKind, bytes: u64) -> Self {
-        Self { name: name.to_owned(), kind, bytes, reply: "Hello!".to_owned(), context: 4096, dimensions: 8 }
+        Self {
+            name: name.to_owned(),
+            kind,
+            bytes,
+            reply: "Hello!".to_owned(),
+            context: 4096,
+            dimensions: 8,
+            echo: false,
+            kv_bytes_per_token: 0,
+        }
     }
 
     pub(crate) fn spec(&self) -> ModelSpec {
@@ -108,6 +128,7 @@ struct Controls {
     held: HashSet<Point>,
     waiting: HashSet<Point>,
     reached: HashMap<Point, u64>,
+    widest_batch: u64,
     active: u64,
     cache: u64,
     peak: u64,
@@ -164,6 +185,12 @@ impl FakeDevice {
         self.shared.controls.lock().reached.get(&point).copied().unwrap_or(0)
     }
 
+    /// The most rows that one step has served.
+    #[must_use]
+    pub fn widest_batch(&self) -> u64 {
+        self.shared.controls.lock().widest_batch
+    }
+
     /// The fake allocator's bytes, read directly.
     #[must_use]
     pub fn memory(&self) -> MemoryReading {
@@ -201,17 +228,27 @@ impl FakeDevice {
     }
 }
 
+#[derive(Debug, Clone)]
+struct RowState {
+    slot: Slot,
+    /// The prompt and what was said since.
+    tokens: Vec<u32>,
+    prompt: usize,
+    done: usize,
+}
+
 /// The fake's side on the owner thread.
 pub(crate) struct FakeBackend {
     device: FakeDevice,
     models: HashMap<Slot, FakeModel>,
-    rows: HashMap<Row, (Slot, usize)>,
+    rows: HashMap<Row, RowState>,
+    kept: PromptCache<Slot, ()>,
     last_id: u64,
 }
 
 impl FakeBackend {
     pub(crate) fn new(device: FakeDevice) -> Self {
-        Self { device, models: HashMap::new(), rows: HashMap::new(), last_id: 0 }
+        Self { device, models: HashMap::new(), rows: HashMap::new(), kept: PromptCache::new(0), last_id: 0 }
     }
 
     fn id(&mut self) -> u64 {
@@ -223,6 +260,29 @@ impl FakeBackend {
         self.models
             .get(&slot)
             .ok_or_else(|| Error::new(ErrorKind::Closed, "the model was unloaded while the request was on its way"))
+    }
+
+    /// The next byte of the model's reply, or what the chooser makes of logits that favour it.
+    fn next_token(&mut self, row: Row, chooser: &mut dyn Chooser) -> Result<u32> {
+        let state = self.rows.get(&row).ok_or_else(|| Error::internal("a step of a row that has ended"))?;
+        let said = state.tokens.len() - state.prompt;
+        let model = self.model(state.slot)?;
+        // An echo says the prompt again: what a row says then depends on its own prompt alone.
+        let wanted = if model.echo {
+            state.tokens[..state.prompt].get(said).copied().unwrap_or(END)
+        } else {
+            model.reply.as_bytes().get(said).map_or(END, |&byte| u32::from(byte))
+        };
+        let token = if chooser.is_greedy() {
+            wanted
+        } else {
+            let logits: Vec<f32> = (0..).take(VOCABULARY).map(|id| if id == wanted { 20.0 } else { 0.0 }).collect();
+            chooser.choose(&logits)?
+        };
+        if let Some(state) = self.rows.get_mut(&row) {
+            state.tokens.push(token);
+        }
+        Ok(token)
     }
 }
 
@@ -246,11 +306,12 @@ impl Backend for FakeBackend {
         Ok(())
     }
 
-    fn load(&mut self, spec: &ModelSpec, progress: &mut dyn FnMut(f32) -> Result<()>) -> Result<Loaded> {
+    fn load(&mut self, spec: &ModelSpec, progress: LoadProgress<'_>) -> Result<Loaded> {
         let SpecSource::Fake(model) = &spec.source else { return Err(Error::internal("a real model on a fake device")) };
         self.device.at(Point::Load)?;
         for quarter in 0u8..=4 {
-            progress(f32::from(quarter) / 4.0)?;
+            self.device.at(Point::LoadStep)?;
+            progress(self, f32::from(quarter) / 4.0)?;
         }
         self.device.at(Point::LoadEnd)?;
         let slot = Slot(self.id());
@@ -269,10 +330,11 @@ impl Backend for FakeBackend {
             controls.active -= model.bytes;
             controls.cache += model.bytes;
         }
+        self.kept.remove(slot);
         drop(fault);
     }
 
-    fn begin(&mut self, slot: Slot, prompt: Vec<u32>) -> Result<Row> {
+    fn begin(&mut self, slot: Slot, prompt: Vec<u32>, reuse: bool) -> Result<(Row, usize)> {
         if self.model(slot)?.kind != ModelKind::Chat {
             return Err(Error::unsupported("this model does not generate text"));
         }
@@ -280,30 +342,78 @@ impl Backend for FakeBackend {
             return Err(Error::internal("a row without a prompt"));
         }
         let row = Row(self.id());
-        self.rows.insert(row, (slot, 0));
+        let cached = if reuse { self.kept.find(slot, &prompt).map_or(0, |(_, shared)| shared) } else { 0 };
+        self.rows.insert(row, RowState { slot, prompt: prompt.len(), tokens: prompt, done: cached });
+        Ok((row, cached))
+    }
+
+    fn prefill(&mut self, row: Row, chunk: usize, chooser: &mut dyn Chooser) -> Result<Prefill> {
+        self.device.at(Point::Prefill)?;
+        let state = self.rows.get_mut(&row).ok_or_else(|| Error::internal("a step of a row that has ended"))?;
+        state.done = (state.done + chunk.max(1)).min(state.prompt);
+        if state.done < state.prompt {
+            return Ok(Prefill::Chunk(state.done));
+        }
+        self.next_token(row, chooser).map(Prefill::Token)
+    }
+
+    fn decode(&mut self, slot: Slot, rows: &mut [Stepping<'_>]) -> Result<()> {
+        self.device.at(Point::Step)?;
+        let batch: u64 = rows.len() as u64;
+        let mut controls = self.device.shared.controls.lock();
+        controls.widest_batch = controls.widest_batch.max(batch);
+        drop(controls);
+        for step in rows {
+            if self.rows.get(&step.row).is_none_or(|row| row.slot != slot) {
+                return Err(Error::internal("a step of a row of another model"));
+            }
+            step.token = Some(self.next_token(step.row, step.chooser));
+        }
+        Ok(())
+    }
+
+    fn fork(&mut self, row: Row) -> Result<Row> {
+        let state = self.rows.get(&row).ok_or_else(|| Error::internal("a fork of a row that has ended"))?.clone();
+        let row = Row(self.id());
+        self.rows.insert(row, state);
         Ok(row)
     }
 
-    fn advance(&mut self, row: Row, chooser: &mut dyn Chooser) -> Result<Advance> {
-        self.device.at(Point::Step)?;
-        let (slot, done) = *self.rows.get(&row).ok_or_else(|| Error::internal("a step of a row that has ended"))?;
-        let wanted = self.model(slot)?.reply.as_bytes().get(done).map_or(END, |&byte| u32::from(byte));
-        self.rows.insert(row, (slot, done + 1));
-        if chooser.is_greedy() {
-            return Ok(Advance::Token(wanted));
+    fn score(&mut self, row: Row, ids: &[u32]) -> Result<Vec<f32>> {
+        self.device.at(Point::Score)?;
+        if !self.rows.contains_key(&row) {
+            return Err(Error::internal("a step of a row that has ended"));
         }
-        let logits: Vec<f32> = (0..).take(VOCABULARY).map(|id| if id == wanted { 20.0 } else { 0.0 }).collect();
-        chooser.choose(&logits).map(Advance::Token)
+        // The lower the byte, the likelier.
+        let logprob = |&id: &u32| -f32::from(u16::try_from(id).unwrap_or(u16::MAX)) / 256.0;
+        Ok(ids[1..].iter().map(logprob).collect())
     }
 
-    fn end(&mut self, row: Row) {
-        self.rows.remove(&row);
+    fn extend(&mut self, row: Row, _: &[u32]) -> Result<()> {
+        self.device.at(Point::Prefill)?;
+        if self.rows.contains_key(&row) { Ok(()) } else { Err(Error::internal("a step of a row that has ended")) }
     }
 
-    fn score(&mut self, slot: Slot, ids: &[u32], from: usize, check: &mut dyn FnMut() -> Result<()>) -> Result<Vec<f32>> {
-        self.model(slot)?;
-        check()?;
-        Ok(ids[from..].iter().map(|_| -1.0).collect())
+    fn end(&mut self, row: Row, keep: bool) {
+        if let Some(state) = self.rows.remove(&row)
+            && keep
+        {
+            let bytes = state.tokens.len() as u64;
+            self.kept.insert(state.slot, state.tokens, (), bytes);
+        }
+    }
+
+    fn cache_bytes(&self, slot: Slot) -> u64 {
+        let rows = self.rows.values().filter(|row| row.slot == slot).map(|row| row.tokens.len() as u64);
+        let each = self.models.get(&slot).map_or(0, |model| model.kv_bytes_per_token);
+        each * (rows.sum::<u64>() + self.kept.bytes(slot))
+    }
+
+    fn set_prompt_cache(&mut self, bytes: u64) {
+        self.kept.set_limit(bytes);
+        if bytes == 0 {
+            self.kept.clear();
+        }
     }
 
     #[cfg(test)]

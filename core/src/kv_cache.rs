@@ -1,75 +1,232 @@
-//! Keys and values of the tokens a row has already seen, per layer.
+//! Keys and values of the tokens that rows have already seen, per layer.
+//!
+//! A cache holds one row or a batch of rows of different lengths. Rows lie in slots of one array, each from its slot's start, so
+//! that joining and leaving move one row and nothing else; a mask hides what lies beyond a row's end, and a joining row brings
+//! zeros for the rest of its slot, so that nothing of a former row can reach it (a masked NaN is still a NaN).
 
-use mlx_rs::ops::indexing::{Ellipsis, TryIndexOp};
-use mlx_rs::{Array, ops};
+use mlx_rs::ops::indexing::TryIndexOp;
+use mlx_rs::{Array, Dtype, ops};
 
-use crate::error::Result;
-use crate::nn::write_at;
+use crate::error::{Error, Result};
+use crate::nn::{Offset, write_at, write_each};
 
 /// Room is added in steps of this many tokens, so that a decode step writes in place and does not copy what came before.
 pub(crate) const STEP: i32 = 256;
 
-/// One layer's cache: `[B, kv heads, room, D]` with `len` tokens in use.
-#[derive(Debug, Default)]
+/// Tokens rounded up to whole steps.
+pub(crate) fn rounded(tokens: i32) -> i32 {
+    (tokens + STEP - 1) / STEP * STEP
+}
+
+/// One layer's keys and values, each `[slots, kv heads, room, D]`.
+#[derive(Debug, Clone, Default)]
 pub(crate) struct LayerCache {
-    keys: Option<Array>,
-    values: Option<Array>,
-    len: i32,
+    held: Option<(Array, Array)>,
+}
+
+/// Where the new tokens of one pass go: made once, used by every layer.
+#[derive(Debug)]
+pub(crate) struct Pass {
+    rows: i32,
+    tokens: i32,
+    /// Tokens of the longest row, the new ones included.
+    end: i32,
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// All rows are as long.
+    Same(i32),
+    /// Rows differ: their lengths and indices, `[B]` in int32, and what each may look at, `[B, 1, 1, end]`.
+    Each { lens: Array, rows: Array, mask: Array },
+}
+
+impl Pass {
+    /// The position of the new tokens, leaving out the first `skipped` of them.
+    pub(crate) fn offset(&self, skipped: i32) -> Offset<'_> {
+        match &self.place {
+            Place::Same(len) => Offset::Same(len + skipped),
+            Place::Each { lens, .. } => Offset::Each(lens),
+        }
+    }
+
+    /// The mask rows of different lengths need, true where a key may be seen.
+    pub(crate) fn mask(&self) -> Option<&Array> {
+        match &self.place {
+            Place::Same(_) => None,
+            Place::Each { mask, .. } => Some(mask),
+        }
+    }
 }
 
 impl LayerCache {
-    pub(crate) fn len(&self) -> i32 {
-        self.len
-    }
-
-    /// Appends `[B, kv heads, L, D]` keys and values and returns all of them so far.
-    pub(crate) fn append(&mut self, keys: &Array, values: &Array) -> Result<(Array, Array)> {
-        let end = self.len + keys.dim(2);
-        let (all_keys, all_values) = match (self.keys.take(), self.values.take()) {
-            (Some(old_keys), Some(old_values)) if end <= old_keys.dim(2) => (old_keys, old_values),
-            (old_keys, old_values) => (grown(old_keys, keys, self.len, end)?, grown(old_values, values, self.len, end)?),
+    /// Appends `[B, kv heads, L, D]` keys and values and returns `[B, kv heads, end, D]`, all so far.
+    pub(crate) fn append(&mut self, keys: &Array, values: &Array, pass: &Pass) -> Result<(Array, Array)> {
+        let (all_keys, all_values) = match self.held.take() {
+            Some((all_keys, all_values)) if pass.end <= all_keys.dim(2) => (all_keys, all_values),
+            Some((all_keys, all_values)) => {
+                let (slots, room) = (all_keys.dim(0), rounded(pass.end));
+                (resized(&all_keys, slots, room)?, resized(&all_values, slots, room)?)
+            }
+            None => (empty(keys, rounded(pass.end))?, empty(values, rounded(pass.end))?),
         };
-        let all_keys = write_at(&all_keys, keys, self.len)?;
-        let all_values = write_at(&all_values, values, self.len)?;
-        self.len = end;
-        let result = (used(&all_keys, end)?, used(&all_values, end)?);
-        self.keys = Some(all_keys);
-        self.values = Some(all_values);
+        let written = |all: &Array, new: &Array| match &pass.place {
+            Place::Same(len) => write_at(all, new, [0, 0, *len, 0]),
+            Place::Each { lens, rows, .. } => write_each(all, new, rows, lens),
+        };
+        let (all_keys_now, all_values_now) = (written(&all_keys, keys)?, written(&all_values, values)?);
+        drop((all_keys, all_values));
+        let result = (part(&all_keys_now, 0..pass.rows, pass.end)?, part(&all_values_now, 0..pass.rows, pass.end)?);
+        self.held = Some((all_keys_now, all_values_now));
         Ok(result)
     }
+
+    fn map(&self, mut change: impl FnMut(&Array) -> Result<Array>) -> Result<Self> {
+        let held = self.held.as_ref().map(|(keys, values)| Ok::<_, Error>((change(keys)?, change(values)?))).transpose()?;
+        Ok(Self { held })
+    }
 }
 
-fn used(all: &Array, len: i32) -> Result<Array> {
-    if all.dim(2) == len { Ok(all.clone()) } else { Ok(all.try_index((Ellipsis, ..len, ..))?) }
+/// Rows `rows` up to `len` tokens.
+fn part(all: &Array, rows: std::ops::Range<i32>, len: i32) -> Result<Array> {
+    if rows == (0..all.dim(0)) && all.dim(2) == len {
+        return Ok(all.clone());
+    }
+    Ok(all.try_index((rows, .., ..len, ..))?)
 }
 
-/// The first `len` tokens of `old` with room for at least `end`.
-fn grown(old: Option<Array>, like: &Array, len: i32, end: i32) -> Result<Array> {
-    let room = (end + STEP - 1) / STEP * STEP;
-    let Some(old) = old else {
-        return Ok(ops::zeros_dtype(&[like.dim(0), like.dim(1), room, like.dim(3)], like.dtype())?);
-    };
-    let more = ops::zeros_dtype(&[like.dim(0), like.dim(1), room - len, like.dim(3)], like.dtype())?;
-    Ok(ops::concatenate(&[used(&old, len)?, more], 2)?)
+fn empty(like: &Array, room: i32) -> Result<Array> {
+    Ok(ops::zeros_dtype(&[like.dim(0), like.dim(1), room, like.dim(3)], like.dtype())?)
 }
 
-/// A row's cache: one [`LayerCache`] per layer.
-#[derive(Debug)]
+/// `old` in an array of so many slots and so much room: what does not fit is left out, the rest is zero.
+fn resized(old: &Array, slots: i32, room: i32) -> Result<Array> {
+    let kept = part(old, 0..old.dim(0).min(slots), old.dim(2).min(room))?;
+    if kept.dim(0) == slots && kept.dim(2) == room {
+        return Ok(kept.contiguous()?);
+    }
+    let target = ops::zeros_dtype(&[slots, old.dim(1), room, old.dim(3)], old.dtype())?;
+    write_at(&target, &kept, [0; 4])
+}
+
+/// The cache of one row or of a batch: one [`LayerCache`] per layer, and each row's length in tokens.
+#[derive(Debug, Clone)]
 pub(crate) struct KvCache {
     layers: Vec<LayerCache>,
+    lens: Vec<i32>,
 }
 
 impl KvCache {
-    pub(crate) fn new(layers: usize) -> Self {
-        Self { layers: (0..layers).map(|_| LayerCache::default()).collect() }
+    /// An empty cache of `rows` rows.
+    pub(crate) fn new(layers: usize, rows: usize) -> Self {
+        Self { layers: vec![LayerCache::default(); layers], lens: vec![0; rows] }
+    }
+
+    /// Tokens of each row.
+    pub(crate) fn lens(&self) -> &[i32] {
+        &self.lens
+    }
+
+    /// Plans a pass of `tokens` new tokens for every row.
+    pub(crate) fn pass(&self, tokens: i32) -> Result<Pass> {
+        let longest = self.lens.iter().copied().max().unwrap_or(0);
+        let rows = i32::try_from(self.lens.len()).unwrap_or(0);
+        let end = longest + tokens;
+        if self.lens.iter().all(|&len| len == longest) {
+            return Ok(Pass { rows, tokens, end, place: Place::Same(longest) });
+        }
+        if tokens != 1 {
+            return Err(Error::internal("several tokens at once for rows of different lengths"));
+        }
+        let lens = Array::from_slice(&self.lens, &[rows]);
+        let keys = Array::from_iter(0..end, &[1, 1, 1, end]);
+        let mask = ops::le(keys, ops::reshape(&lens, &[rows, 1, 1, 1])?)?;
+        Ok(Pass { rows, tokens, end, place: Place::Each { lens, rows: Array::from_iter(0..rows, &[rows]), mask } })
     }
 
     pub(crate) fn layer(&mut self, index: usize) -> &mut LayerCache {
         &mut self.layers[index]
     }
 
+    /// Counts the tokens of a pass once every layer has them.
+    pub(crate) fn advance(&mut self, pass: &Pass) {
+        self.lens.iter_mut().for_each(|len| *len += pass.tokens);
+    }
+
     /// Every array held, for one evaluation that keeps graphs from growing across steps.
     pub(crate) fn arrays(&self) -> impl Iterator<Item = &Array> {
-        self.layers.iter().flat_map(|layer| layer.keys.iter().chain(&layer.values))
+        self.layers.iter().filter_map(|layer| layer.held.as_ref()).flat_map(|(keys, values)| [keys, values])
     }
+
+    /// Bytes held, the room that is not in use yet included.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.arrays().map(|array| array.nbytes() as u64).sum()
+    }
+
+    /// The first `len` tokens of row `index`, as a cache of its own that shares no memory with this one.
+    pub(crate) fn copy(&self, index: usize, len: i32) -> Result<Self> {
+        let row = i32::try_from(index).unwrap_or(i32::MAX);
+        let layers = self
+            .layers
+            .iter()
+            .map(|layer| layer.map(|all| Ok(ops::add(part(all, row..row + 1, len)?, zero(all.dtype())?)?)))
+            .collect::<Result<_>>()?;
+        Ok(Self { layers, lens: vec![len] })
+    }
+
+    /// Adds the only row of `other` as the last one.
+    pub(crate) fn push(&mut self, other: Self) -> Result<()> {
+        let [len] = *other.lens.as_slice() else { return Err(Error::internal("only single rows join a batch")) };
+        if self.lens.is_empty() {
+            *self = other;
+            return Ok(());
+        }
+        let row = i32::try_from(self.lens.len()).unwrap_or(i32::MAX);
+        for (layer, new) in self.layers.iter_mut().zip(&other.layers) {
+            let (Some((keys, values)), Some((new_keys, new_values))) = (layer.held.take(), &new.held) else {
+                return Err(Error::internal("an empty row cannot join a batch"));
+            };
+            let join = |all: Array, new: &Array| -> Result<Array> {
+                let room = all.dim(2).max(rounded(len + 1));
+                let slots = if row < all.dim(0) { all.dim(0) } else { (all.dim(0) * 2).max(row + 1) };
+                let all = if slots > all.dim(0) || room > all.dim(2) { resized(&all, slots, room)? } else { all };
+                write_at(&all, &resized(&part(new, 0..1, len)?, 1, room)?, [row, 0, 0, 0])
+            };
+            layer.held = Some((join(keys, new_keys)?, join(values, new_values)?));
+        }
+        self.lens.push(len);
+        Ok(())
+    }
+
+    /// Takes row `index` out; the last row moves into its place. Room far beyond what is left is given back.
+    pub(crate) fn swap_remove(&mut self, index: usize) -> Result<()> {
+        self.lens.swap_remove(index);
+        let rows = i32::try_from(self.lens.len()).unwrap_or(0);
+        if rows == 0 {
+            self.layers.fill(LayerCache::default());
+            return Ok(());
+        }
+        let at = i32::try_from(index).unwrap_or(i32::MAX);
+        let room = rounded(self.lens.iter().copied().max().unwrap_or(0) + 1);
+        for layer in &mut self.layers {
+            let Some((keys, values)) = layer.held.take() else { continue };
+            let leave = |all: Array| -> Result<Array> {
+                let all = if at < rows {
+                    let last = part(&all, rows..rows + 1, all.dim(2))?.contiguous()?;
+                    write_at(&all, &last, [at, 0, 0, 0])?
+                } else {
+                    all
+                };
+                if all.dim(0) * all.dim(2) > 2 * rows * room { resized(&all, rows, room) } else { Ok(all) }
+            };
+            layer.held = Some((leave(keys)?, leave(values)?));
+        }
+        Ok(())
+    }
+}
+
+/// Adding zero makes a copy where `contiguous` might hand out a view of the same memory.
+fn zero(dtype: Dtype) -> Result<Array> {
+    crate::nn::scalar(0.0, dtype)
 }

@@ -13,6 +13,7 @@ mod models;
 mod nn;
 pub mod options;
 pub mod pool;
+mod prompt_cache;
 pub mod sampler;
 mod sync;
 pub mod text_stream;

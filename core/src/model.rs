@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::chat_template::ChatTemplate;
+use crate::engine::Sizes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fake::FakeModel;
 use crate::gguf::GgufHeader;
@@ -513,8 +514,7 @@ fn estimate(survey: &Survey, layout: Layout, graph: &Graph, kind: ModelKind, ext
         Graph::Decoder { config, .. } => {
             let context = width(config.context).min(ESTIMATE_CONTEXT);
             // An embedder's batch has up to so many token slots; a conversation goes in by chunks.
-            let slots =
-                if kind == ModelKind::Embedder { crate::engine::batch::MAX_SLOTS } else { crate::engine::mlx::PREFILL_CHUNK };
+            let slots = if kind == ModelKind::Embedder { Sizes::DEFAULT.batch_slots } else { Sizes::DEFAULT.chunk };
             let chunk = if kind == ModelKind::Embedder { slots as u64 } else { context.min(slots as u64) };
             // The widest moment of a layer: residual, normed input, the MLP's two inner products, and one head-by-key score matrix
             // with its softmax where attention is not fused; then the logits of one position.
@@ -524,7 +524,7 @@ fn estimate(survey: &Survey, layout: Layout, graph: &Graph, kind: ModelKind, ext
             Estimate { weights, kv_cache: config.kv_bytes_per_token(float) * context, working }
         }
         Graph::Bert { config, .. } => {
-            let slots = crate::engine::batch::MAX_SLOTS as u64;
+            let slots = Sizes::DEFAULT.batch_slots as u64;
             let activations = slots * (4 * width(config.hidden) + 2 * width(config.intermediate)) * float;
             let scores = 2 * width(config.heads) * slots * width(config.context) * float;
             Estimate { weights, kv_cache: 0, working: activations + scores }

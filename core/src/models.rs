@@ -14,7 +14,8 @@ use crate::kv_cache::KvCache;
 
 /// A decoder: next-token logits, or hidden states for decoder embedders.
 pub(crate) trait Decoder {
-    /// `[B, L]` ids at the cache's end -> final hidden states `[B, L, E]` after the last norm.
+    /// `[B, L]` ids at the end of the cache's rows -> final hidden states `[B, L, E]` after the last norm. `L` is 1 where rows
+    /// are of different lengths.
     fn hidden(&self, ids: &Array, cache: &mut KvCache) -> Result<Array>;
 
     /// The last position's state alone, `[B, 1, E]`: what the next token needs. The last layer computes nothing else for the others
@@ -24,8 +25,8 @@ pub(crate) trait Decoder {
     /// `[.., E]` hidden states -> `[.., vocabulary]` logits.
     fn logits(&self, hidden: &Array) -> Result<Array>;
 
-    /// An empty cache for one row.
-    fn new_cache(&self) -> KvCache;
+    /// An empty cache for so many rows.
+    fn new_cache(&self, rows: usize) -> KvCache;
 }
 
 /// A bidirectional encoder.

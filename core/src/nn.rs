@@ -173,15 +173,50 @@ pub(crate) struct Rope {
 }
 
 impl Rope {
-    /// `[B, H, L, D]` at positions `offset..offset + L`.
-    pub(crate) fn forward(&self, x: &Array, offset: i32) -> Result<Array> {
+    /// `[B, H, L, D]` at the positions from `offset`.
+    pub(crate) fn forward(&self, x: &Array, offset: Offset<'_>) -> Result<Array> {
         let base = if self.freqs.is_some() { None } else { Some(self.base) };
-        let y = fast::rope(x, self.dims, self.interleaved, base, self.scale, offset, self.freqs.as_ref())?;
+        let y = match offset {
+            Offset::Same(offset) => fast::rope(x, self.dims, self.interleaved, base, self.scale, offset, self.freqs.as_ref())?,
+            Offset::Each(offsets) => self.forward_each(x, base, offsets)?,
+        };
         if (self.magnitude - 1.0).abs() < f32::EPSILON {
             return Ok(y);
         }
         Ok(ops::multiply(y, scalar(self.magnitude, x.dtype())?)?)
     }
+
+    /// mlx-rs's `rope_dynamic` does not offer wavelengths of one's own, hence MLX's C interface.
+    fn forward_each(&self, x: &Array, base: Option<f32>, offsets: &Array) -> Result<Array> {
+        let base = mlx_sys::mlx_optional_float { value: base.unwrap_or(0.0), has_value: base.is_some() };
+        call("rotary embedding", |out, stream| {
+            // SAFETY: the handles live through the call; an empty handle stands for no wavelengths, and it is never freed by MLX.
+            unsafe {
+                let none = mlx_sys::mlx_array_ { ctx: std::ptr::null_mut() };
+                let freqs = self.freqs.as_ref().map_or(none, Array::as_ptr);
+                mlx_sys::mlx_fast_rope_dynamic(
+                    out,
+                    x.as_ptr(),
+                    self.dims,
+                    self.interleaved,
+                    base,
+                    self.scale,
+                    offsets.as_ptr(),
+                    freqs,
+                    stream,
+                )
+            }
+        })
+    }
+}
+
+/// Where the tokens of a step begin.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Offset<'a> {
+    /// Every row at the same position.
+    Same(i32),
+    /// Row by row, `[B]` in int32.
+    Each(&'a Array),
 }
 
 /// `[B, L, H * D]` -> `[B, H, L, D]`.
@@ -214,33 +249,60 @@ pub(crate) fn scalar(value: f32, dtype: Dtype) -> Result<Array> {
     Ok(Array::from_f32(value).as_dtype(dtype)?)
 }
 
-/// `target` with `[.., start..start + len, ..]` along axis 2 replaced by `update`; in place when `target` has no other holder.
+/// `target` with the block of `update`'s shape that begins at `starts` replaced by it; in place when `target` has no other holder.
 ///
 /// mlx-rs's assignment goes through reshapes and broadcasts that cost a decode step several operations per layer.
-pub(crate) fn write_at(target: &Array, update: &Array, start: i32) -> Result<Array> {
-    let shape = target.shape();
-    let starts = [0, 0, start, 0];
-    let stops = [shape[0], shape[1], start + update.dim(2), shape[3]];
-    let strides = [1, 1, 1, 1];
+pub(crate) fn write_at(target: &Array, update: &Array, starts: [i32; 4]) -> Result<Array> {
+    let shape = update.shape();
+    let stops = [starts[0] + shape[0], starts[1] + shape[1], starts[2] + shape[2], starts[3] + shape[3]];
+    let strides = [1; 4];
+    call("slice update", |out, stream| {
+        // SAFETY: the handles live through the call and the index arrays have the length passed.
+        unsafe {
+            mlx_sys::mlx_slice_update(
+                out,
+                target.as_ptr(),
+                update.as_ptr(),
+                starts.as_ptr(),
+                starts.len(),
+                stops.as_ptr(),
+                stops.len(),
+                strides.as_ptr(),
+                strides.len(),
+                stream,
+            )
+        }
+    })
+}
+
+/// `target` `[S, H, T, D]` with row `rows[b]` at position `positions[b]` replaced by `update[b]`, `[B, H, 1, D]`; in place when
+/// `target` has no other holder. Both index arrays are `[B]` in int32.
+pub(crate) fn write_each(target: &Array, update: &Array, rows: &Array, positions: &Array) -> Result<Array> {
+    // One slice `[1, H, 1, D]` of the target for each index.
+    let update = ops::expand_dims(update, 1)?;
+    let axes = [0, 2];
+    call("scatter", |out, stream| {
+        // SAFETY: the handles live through the call; the vector copies the two it is given and is freed here.
+        unsafe {
+            let handles = [rows.as_ptr(), positions.as_ptr()];
+            let indices = mlx_sys::mlx_vector_array_new_data(handles.as_ptr(), handles.len());
+            let status = mlx_sys::mlx_scatter(out, target.as_ptr(), indices, update.as_ptr(), axes.as_ptr(), axes.len(), stream);
+            mlx_sys::mlx_vector_array_free(indices);
+            status
+        }
+    })
+}
+
+/// Calls an operation of MLX's C interface that mlx-rs does not offer as needed. `work` gets the place of the result and the
+/// stream, and returns the status.
+fn call(what: &str, work: impl FnOnce(*mut mlx_sys::mlx_array, mlx_sys::mlx_stream) -> i32) -> Result<Array> {
     let stream = mlx_rs::Stream::thread_local_or_default();
-    // SAFETY: the handles live through the call, the index arrays have the length passed, and a non-zero status leaves `out` empty.
+    // SAFETY: a non-zero status leaves the new array empty, and it is freed; else it has its one owner.
     unsafe {
         let mut out = mlx_sys::mlx_array_new();
-        let status = mlx_sys::mlx_slice_update(
-            &raw mut out,
-            target.as_ptr(),
-            update.as_ptr(),
-            starts.as_ptr(),
-            starts.len(),
-            stops.as_ptr(),
-            stops.len(),
-            strides.as_ptr(),
-            strides.len(),
-            stream.as_ptr(),
-        );
-        if status != 0 {
+        if work(&raw mut out, stream.as_ptr()) != 0 {
             mlx_sys::mlx_array_free(out);
-            return Err(Error::new(ErrorKind::Backend, "MLX: slice update failed"));
+            return Err(Error::new(ErrorKind::Backend, format!("MLX: {what} failed")));
         }
         Ok(Array::from_ptr(out))
     }

@@ -566,6 +566,13 @@ impl Pool {
         })
     }
 
+    /// Whether so many bytes more could be had now, idle models given up for them. Changes nothing.
+    #[must_use]
+    pub fn has_room(&self, bytes: u64) -> bool {
+        self.inner()
+            .with(|state, _| matches!(state.preview(bytes, NoRoom::Refuse, None), Decision::Admit { over_budget: false, .. }))
+    }
+
     /// A snapshot. Never loads, never waits for a device.
     #[must_use]
     pub fn status(&self) -> Status {

@@ -51,14 +51,25 @@ pub(crate) trait Chooser {
     fn choose(&mut self, logits: &[f32]) -> Result<u32>;
 }
 
-/// What one step of a row did.
+/// What one step of a prompt did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Advance {
-    /// A chunk of the prompt went in; so many of its tokens are done.
-    Prefilled(usize),
-    /// The next token.
+pub(crate) enum Prefill {
+    /// A chunk went in; so many tokens of the prompt are done.
+    Chunk(usize),
+    /// The prompt is through, and this is the first new token.
     Token(u32),
 }
+
+/// A row of a batched step: the row, who chooses its token, and the token once the step has one. A row that joins while others
+/// have been computed ahead gets none in that step.
+pub(crate) struct Stepping<'a> {
+    pub(crate) row: Row,
+    pub(crate) chooser: &'a mut dyn Chooser,
+    pub(crate) token: Option<Result<u32>>,
+}
+
+/// Told the share of a load that is done, 0 to 1, and lent the device for work in between. An error stops the load.
+pub(crate) type LoadProgress<'a> = &'a mut dyn FnMut(&mut dyn Backend, f32) -> Result<()>;
 
 /// The owner thread's work. Every call may take as long as the device needs.
 pub(crate) trait Backend {
@@ -67,19 +78,30 @@ pub(crate) trait Backend {
     fn memory(&self) -> MemoryReading;
     /// Returns freed buffers to the operating system.
     fn drain(&mut self) -> Result<()>;
-    /// Loads a model; `progress` (0 to 1) may stop it by an error, at any value including the last.
-    fn load(&mut self, spec: &ModelSpec, progress: &mut dyn FnMut(f32) -> Result<()>) -> Result<Loaded>;
-    /// Drops a model; unknown slots are ignored. Its rows must be gone.
+    /// Loads a model; `progress` may stop it by an error, at any value including the last.
+    fn load(&mut self, spec: &ModelSpec, progress: LoadProgress<'_>) -> Result<Loaded>;
+    /// Drops a model and what is kept for it; unknown slots are ignored. Its rows must be gone.
     fn unload(&mut self, slot: Slot);
-    /// Begins a row on `prompt` (not empty); nothing is computed yet.
-    fn begin(&mut self, slot: Slot, prompt: Vec<u32>) -> Result<Row>;
-    /// One chunk of prefill, or one token.
-    fn advance(&mut self, row: Row, chooser: &mut dyn Chooser) -> Result<Advance>;
-    /// Ends a row and frees its cache; unknown rows are ignored.
-    fn end(&mut self, row: Row);
-    /// Log-probabilities of `ids[from..]`, each given all ids before it (`from` >= 1). `check` may stop
-    /// it by an error, between chunks.
-    fn score(&mut self, slot: Slot, ids: &[u32], from: usize, check: &mut dyn FnMut() -> Result<()>) -> Result<Vec<f32>>;
+    /// Begins a row on `prompt` (not empty), on kept keys and values of its beginning when `reuse` is set; says how many of its
+    /// tokens need not be computed. Nothing is computed yet.
+    fn begin(&mut self, slot: Slot, prompt: Vec<u32>, reuse: bool) -> Result<(Row, usize)>;
+    /// Feeds at most `chunk` further tokens of the prompt; the last one gives the first new token.
+    fn prefill(&mut self, row: Row, chunk: usize, chooser: &mut dyn Chooser) -> Result<Prefill>;
+    /// Gives each row, all of one model, its next token. Rows join and leave between calls as the lists differ.
+    fn decode(&mut self, slot: Slot, rows: &mut [Stepping<'_>]) -> Result<()>;
+    /// A second row with the same past, which goes its own way from here. For rows that do not generate.
+    fn fork(&mut self, row: Row) -> Result<Row>;
+    /// Feeds `ids` (at most [`SCORE_CHUNK`], at least two) except the last and returns the log-probability of each id after the
+    /// first, given all before it.
+    fn score(&mut self, row: Row, ids: &[u32]) -> Result<Vec<f32>>;
+    /// Feeds `ids` and wants nothing of it. For rows that do not generate.
+    fn extend(&mut self, row: Row, ids: &[u32]) -> Result<()>;
+    /// Ends a row and frees its cache; with `keep` its keys and values may stay for later prompts. Unknown rows are ignored.
+    fn end(&mut self, row: Row, keep: bool);
+    /// Bytes of keys and values held for a model, in rows and kept prompts.
+    fn cache_bytes(&self, slot: Slot) -> u64;
+    /// Bytes of kept prompts at most, over all models; fewer are let go at the next insert, 0 lets go of all at once.
+    fn set_prompt_cache(&mut self, bytes: u64);
     /// Raw logits after each of `ids[from..]`, in float32: what golden tests compare.
     #[cfg(test)]
     fn logits(&mut self, slot: Slot, ids: &[u32], from: usize) -> Result<Vec<Vec<f32>>>;
@@ -88,3 +110,6 @@ pub(crate) trait Backend {
     /// The classifier's logits, per row.
     fn classify(&mut self, slot: Slot, batch: &TokenBatch) -> Result<Vec<Vec<f32>>>;
 }
+
+/// Ids of one scoring step at most: what a cancel or a stream may have to wait for.
+pub(crate) const SCORE_CHUNK: usize = 256;

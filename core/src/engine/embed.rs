@@ -5,15 +5,15 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::backend::{Backend, Slot, TokenBatch};
-use super::batch::{MAX_ROWS, MAX_SLOTS, plan};
+use super::request::Link;
 use super::residency::{Purpose, Residency, Used};
-use super::{RequestOptions, Shared, Timings};
+use super::work::Encoding;
+use super::{RequestOptions, Shared, Timings, texts};
 use crate::cancel::CancelToken;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::model::ModelSpec;
 use crate::options::Truncate;
-use crate::tokenizer::Encoding;
+use crate::tokenizer;
 
 /// Whether vectors are scaled to unit length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -98,16 +98,23 @@ pub(super) async fn run(shared: &Arc<Shared>, request: EmbedRequest) -> Result<E
         return Err(Error::invalid("dimensions is 0; it must be at least 1"));
     }
     let residency = &shared.residency;
-    let token = request.options.token(&shared.alive);
-    let used = residency.acquire(&request.model, Purpose::Embed, &request.options, &token).await?;
-    let spec = Arc::clone(&used.model.spec);
-    let prompt = prompt_of(&spec, request.prompt_name.as_deref())?;
-    let queue = began.elapsed().saturating_sub(used.load.unwrap_or_default());
+    let place = residency.enter()?;
+    let token = request.options.token(shared);
+    let link = Link::new(residency, &token);
+    let (used, encodings) = residency
+        .unless_stuck(async {
+            let used = residency.acquire(&request.model, Purpose::Embed, &request.options, &token).await?;
+            let prompt = prompt_of(&used.model.spec, request.prompt_name.as_deref())?;
+            let encodings = encode_texts(residency, &used, prompt, request.texts, request.truncate, &token).await?;
+            Ok((used, encodings))
+        })
+        .await?;
+    let (spec, load) = (Arc::clone(&used.model.spec), used.load);
+    let queue = began.elapsed().saturating_sub(load.unwrap_or_default());
     let computing = Instant::now();
-    let encodings = encode_texts(residency, &used, prompt, request.texts, request.truncate, &token).await?;
-    let prompt_tokens = encodings.iter().map(Encoding::len).sum();
+    let prompt_tokens = encodings.iter().map(tokenizer::Encoding::len).sum();
     let dropped_tokens = encodings.iter().map(|encoding| encoding.dropped).sum();
-    let mut vectors = vectors(residency, &used, encodings, &token).await?;
+    let mut vectors = texts::compute(&link, (used, place), Encoding::Embed, encodings).await?;
     let native = vectors.first().map_or(0, Vec::len);
     let dimensions = request.dimensions.unwrap_or(native);
     if dimensions > native {
@@ -124,7 +131,7 @@ pub(super) async fn run(shared: &Arc<Shared>, request: EmbedRequest) -> Result<E
             normalize(vector);
         }
     }
-    let timings = Timings::of_batches(began, queue, used.load, computing);
+    let timings = Timings::of_batches(began, queue, load, computing);
     Ok(Embeddings { data: vectors.concat(), dimensions, pooling: spec.pooling_name(), prompt_tokens, dropped_tokens, timings })
 }
 
@@ -150,7 +157,7 @@ pub(super) async fn encode_texts(
     texts: Vec<String>,
     truncate: Truncate,
     token: &CancelToken,
-) -> Result<Vec<Encoding>> {
+) -> Result<Vec<tokenizer::Encoding>> {
     let (text, spec, cancel) = (used.model.text.clone(), Arc::clone(&used.model.spec), token.clone());
     let work = move || {
         let mut encodings = Vec::with_capacity(texts.len());
@@ -176,60 +183,6 @@ pub(super) async fn encode_texts(
         Ok(encodings)
     };
     residency.blocking(token, work).await
-}
-
-/// Pooled vectors in the order of the encodings. Each batch is one job, so that streams move between batches.
-pub(super) async fn vectors(
-    residency: &Arc<Residency>,
-    used: &Used,
-    encodings: Vec<Encoding>,
-    token: &CancelToken,
-) -> Result<Vec<Vec<f32>>> {
-    batched(residency, used, encodings, token, "an embedding", |backend, slot, batch| backend.embed(slot, batch)).await
-}
-
-/// What a batch is computed by: one row of numbers per row of tokens.
-type Compute = fn(&mut dyn Backend, Slot, &TokenBatch) -> Result<Vec<Vec<f32>>>;
-
-/// Runs `compute` over length-sorted batches and puts the rows back in order. A row that is not finite is an error naming its index.
-pub(super) async fn batched(
-    residency: &Arc<Residency>,
-    used: &Used,
-    mut encodings: Vec<Encoding>,
-    token: &CancelToken,
-    what: &'static str,
-    compute: Compute,
-) -> Result<Vec<Vec<f32>>> {
-    let lengths: Vec<usize> = encodings.iter().map(Encoding::len).collect();
-    let mut rows: Vec<Vec<f32>> = vec![Vec::new(); encodings.len()];
-    for group in plan(&lengths, MAX_ROWS, MAX_SLOTS) {
-        token.check().map_err(|_| residency.interrupted(token))?;
-        let batch = TokenBatch {
-            ids: group.iter().map(|&index| std::mem::take(&mut encodings[index].ids)).collect(),
-            types: group.iter().map(|&index| std::mem::take(&mut encodings[index].type_ids)).collect(),
-        };
-        let slot = used.model.slot;
-        // The job holds the model: a caller who leaves must not free it under the device.
-        let (model, cancel) = (Arc::clone(&used.model), token.clone());
-        let work = residency.device().call(what, move |backend| {
-            cancel.check()?;
-            let rows = compute(backend, slot, &batch);
-            drop(model);
-            rows
-        });
-        let computed = tokio::select! {
-            computed = work => computed,
-            _ = token.cancelled() => return Err(residency.interrupted(token)),
-        };
-        let computed = computed.map_err(|error| if token.is_cancelled() { residency.interrupted(token) } else { error })?;
-        for (index, row) in group.into_iter().zip(computed) {
-            if row.iter().any(|number| !number.is_finite()) {
-                return Err(Error::new(ErrorKind::Backend, format!("{what} of input {index} has numbers that are not finite")));
-            }
-            rows[index] = row;
-        }
-    }
-    Ok(rows)
 }
 
 /// Scales a vector to unit length; the norm is clamped at 1e-12 (spec 5.3), so a zero vector stays zero.

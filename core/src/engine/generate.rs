@@ -1,5 +1,7 @@
 //! generate: a prompt becomes a stream of text.
 
+mod row;
+
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,17 +12,18 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 
-use super::backend::{Chooser, Slot};
-use super::residency::{Purpose, Residency, Used};
-use super::thread::{Ending, RowTask};
-use super::{RequestOptions, Shared, Timings, closed};
-use crate::cancel::CancelToken;
+use self::row::{GenerateRow, Out};
+use super::request::{Link, Place};
+use super::residency::{Purpose, Residency};
+use super::work::{Ending, Task};
+use super::{OnCancel, RequestOptions, Shared, Timings, closed};
+use crate::cancel::{CancelReason, CancelToken};
 use crate::chat_template::{Message, RenderOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::Text;
 use crate::options::{SamplingOptions, Truncate};
-use crate::sampler::{Sampler, TokenLogprobs, logprobs};
-use crate::text_stream::{StopMatcher, TextStream};
+use crate::sampler::{Sampler, TokenLogprobs};
+use crate::text_stream::StopMatcher;
 use crate::tokenizer::EncodeOptions;
 
 /// What the model continues.
@@ -53,6 +56,10 @@ pub struct GenerateRequest {
     pub logprobs: Option<usize>,
     /// What happens to a prompt longer than the context. `Start` keeps its end.
     pub truncate: Truncate,
+    /// How tokens are gathered into chunks; the default sends each as it comes.
+    pub coalesce: Coalesce,
+    /// Whether keys and values kept from earlier prompts may serve this one, and its own be kept; the default is yes.
+    pub prompt_cache: bool,
     /// Cancel, timeout, loading.
     pub options: RequestOptions,
 }
@@ -79,6 +86,8 @@ impl GenerateRequest {
             stop: Vec::new(),
             logprobs: None,
             truncate: Truncate::default(),
+            coalesce: Coalesce::default(),
+            prompt_cache: true,
             options: RequestOptions::default(),
         }
     }
@@ -99,6 +108,16 @@ impl GenerateRequest {
     }
 }
 
+/// How a stream gathers tokens: a chunk goes out once it has so many tokens or has waited so long, whichever comes first. A host
+/// that draws on every chunk spares itself work. The first token and the end are never held back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Coalesce {
+    /// Tokens of a chunk; 0 and 1 send each token as it comes.
+    pub tokens: usize,
+    /// How long the first of them may wait, looked at when a token comes; zero does not limit it.
+    pub interval: Duration,
+}
+
 const MAX_LOGPROBS: usize = 100;
 
 /// Events a stream holds before its row pauses.
@@ -114,6 +133,10 @@ pub enum Finish {
     Length,
     /// The model's context is full.
     Context,
+    /// Stopped by the caller, who wanted what there is: [`Stream::stop`], or a cancel with [`OnCancel::Stop`].
+    Cancelled,
+    /// The time was up, with [`OnCancel::Stop`].
+    Timeout,
 }
 
 /// A piece of the answer.
@@ -173,16 +196,30 @@ pub struct Generation {
 /// The events of one generation. Dropping it cancels the generation.
 pub struct Stream {
     receiver: mpsc::Receiver<Result<Event>>,
-    link: Arc<Link>,
+    shares: Arc<Shares>,
     ended: bool,
 }
 
 /// What the reader and the row share.
-struct Link {
+struct Shares {
     /// The row found no room and waits for the reader.
     stalled: AtomicBool,
-    token: CancelToken,
-    residency: Arc<Residency>,
+    /// A cancel or a timeout ends the stream with what there is, instead of an error.
+    stop: AtomicBool,
+    link: Link,
+}
+
+impl Shares {
+    /// How the stream ends when its token has fired.
+    fn interrupted(&self) -> Result<Finish> {
+        match self.link.token.reason() {
+            Some(reason) if self.stop.load(Ordering::Acquire) && !self.link.residency.is_closed() => Ok(match reason {
+                CancelReason::Cancelled => Finish::Cancelled,
+                CancelReason::Timeout => Finish::Timeout,
+            }),
+            _ => Err(self.link.interrupted()),
+        }
+    }
 }
 
 impl Stream {
@@ -214,8 +251,14 @@ impl Stream {
 
     /// Ends the generation at its next step. The stream still yields its terminal event: an error of kind `Cancelled`.
     pub fn cancel(&self) {
-        self.link.token.cancel();
-        self.link.residency.device().wake();
+        self.shares.link.token.cancel();
+        self.shares.link.residency.device().wake();
+    }
+
+    /// Ends the generation at its next step with what there is: the terminal event is `Finished`, with [`Finish::Cancelled`].
+    pub fn stop(&self) {
+        self.shares.stop.store(true, Ordering::Release);
+        self.cancel();
     }
 
     fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Event>>> {
@@ -226,8 +269,8 @@ impl Stream {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(event) => event,
         };
-        if self.link.stalled.swap(false, Ordering::AcqRel) {
-            self.link.residency.device().wake();
+        if self.shares.stalled.swap(false, Ordering::AcqRel) {
+            self.shares.link.residency.device().wake();
         }
         // The sender vanished without a word: its task was dropped with the engine.
         let event = event.unwrap_or_else(|| Err(closed()));
@@ -262,31 +305,55 @@ impl std::fmt::Debug for Stream {
 pub(super) fn start(shared: &Arc<Shared>, request: GenerateRequest) -> Result<Stream> {
     request.check()?;
     let stops = StopMatcher::new(&request.stop)?;
+    let place = shared.residency.enter()?;
     let began = Instant::now();
-    let token = request.options.token(&shared.alive);
+    let token = request.options.token(shared);
     let residency = Arc::clone(&shared.residency);
     // One place more than the row may fill: the terminal event always has room.
     let (sender, receiver) = mpsc::channel(QUEUE + 1);
-    let link = Arc::new(Link { stalled: AtomicBool::new(false), token: token.clone(), residency: Arc::clone(&residency) });
-    let task_link = Arc::clone(&link);
+    let stop = AtomicBool::new(request.options.on_cancel == OnCancel::Stop);
+    let shares = Arc::new(Shares { stalled: AtomicBool::new(false), stop, link: Link::new(&residency, &token) });
+    let stream = Stream { receiver, shares: Arc::clone(&shares), ended: false };
     residency.clone().spawn(async move {
-        match prepare(&residency, request, &token, began, stops).await {
-            Ok(mut row) => {
-                let (ended, end) = oneshot::channel();
-                row.out = Some(Out { sender, link: task_link, _ended: ended });
-                residency.device().add_row(Box::new(row));
-                // Cancels and deadlines must reach a device that sleeps because the row waits for its reader.
-                tokio::select! {
-                    _ = token.cancelled() => residency.device().wake(),
-                    _ = end => {}
-                }
-            }
+        let prepared = residency.unless_stuck(prepare(&residency, request, &token, began, stops, place)).await;
+        let mut row = match prepared {
+            Ok(row) => row,
             Err(error) => {
-                let _ = sender.try_send(Err(error));
+                let over = matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Timeout) && token.is_cancelled();
+                let finish = if over { shares.interrupted() } else { Err(error) };
+                let _ = sender.try_send(finish.map(|finish| Event::Finished(Summary::empty(finish, began))));
+                return;
             }
+        };
+        let (ended, end) = oneshot::channel();
+        let last_word = sender.clone();
+        row.out = Some(Out { sender, shares: Arc::clone(&shares), _ended: ended });
+        let id = row.id();
+        residency.device().add(id, Task::Generate(Box::new(row)));
+        tokio::select! {
+            biased;
+            _ = end => {}
+            // Whatever the device still says comes after the terminal event, and is not looked at.
+            error = shares.link.given_up() => drop(last_word.try_send(Err(error))),
         }
     });
-    Ok(Stream { receiver, link, ended: false })
+    Ok(stream)
+}
+
+impl Summary {
+    /// Of a request that ended before anything was computed for it.
+    fn empty(finish: Finish, began: Instant) -> Self {
+        Self {
+            finish,
+            stop_index: None,
+            prompt_tokens: 0,
+            dropped_tokens: 0,
+            cached_tokens: 0,
+            completion_tokens: 0,
+            seed: None,
+            timings: Timings { total_s: began.elapsed().as_secs_f64(), ..Timings::default() },
+        }
+    }
 }
 
 /// Everything before the device: the model, the prompt's tokens, the sampler.
@@ -296,6 +363,7 @@ async fn prepare(
     token: &CancelToken,
     began: Instant,
     stops: StopMatcher,
+    place: Place,
 ) -> Result<GenerateRow> {
     let used = residency.acquire(&request.model, Purpose::Generate, &request.options, token).await?;
     let (spec, text) = (Arc::clone(&used.model.spec), used.model.text.clone());
@@ -354,13 +422,17 @@ async fn prepare(
         stops,
         stop_index: None,
         chunk: Chunk::default(),
+        coalesce: request.coalesce,
+        sent: None,
+        reuse: request.prompt_cache,
+        cached: 0,
         out: None,
         began,
         queue,
         started: None,
         first: None,
         last: None,
-        used: Some(used),
+        held: Some((used, place)),
     })
 }
 
@@ -389,207 +461,5 @@ fn fit(mut ids: Vec<u32>, context: usize, truncate: Truncate) -> Result<(Vec<u32
             Ok((ids, over))
         }
         Truncate::Start => Ok((ids.split_off(over), over)),
-    }
-}
-
-struct Out {
-    sender: mpsc::Sender<Result<Event>>,
-    link: Arc<Link>,
-    /// Its drop tells the watcher of cancels that the row has ended.
-    _ended: oneshot::Sender<()>,
-}
-
-/// A generation on the device thread.
-struct GenerateRow {
-    slot: Slot,
-    prompt: Vec<u32>,
-    /// Prompt and answer so far, for the repetition penalty.
-    seen: Vec<u32>,
-    sampler: Sampler,
-    seed: Option<u64>,
-    /// The device may choose the likeliest token itself.
-    direct: bool,
-    logprobs: Option<usize>,
-    /// Log-probabilities of tokens chosen but not taken yet.
-    pending: VecDeque<TokenLogprobs>,
-    prompt_tokens: usize,
-    dropped: usize,
-    produced: usize,
-    limit: usize,
-    /// What reaching `limit` means.
-    at_limit: Ending,
-    eos: Vec<u32>,
-    decoder: TextStream,
-    stops: StopMatcher,
-    stop_index: Option<usize>,
-    chunk: Chunk,
-    out: Option<Out>,
-    began: Instant,
-    queue: Duration,
-    started: Option<Instant>,
-    first: Option<Instant>,
-    last: Option<Instant>,
-    used: Option<Used>,
-}
-
-impl Chooser for GenerateRow {
-    fn is_greedy(&self) -> bool {
-        self.direct
-    }
-
-    fn is_last(&self) -> bool {
-        self.produced + 1 >= self.limit
-    }
-
-    fn choose(&mut self, logits: &[f32]) -> Result<u32> {
-        let token = self.sampler.sample(logits, &self.seen)?;
-        if let Some(count) = self.logprobs {
-            self.pending.push_back(logprobs(logits, token, count)?);
-        }
-        Ok(token)
-    }
-}
-
-impl GenerateRow {
-    fn out(&self) -> Option<&Out> {
-        self.out.as_ref()
-    }
-
-    /// Passes text through the stop strings into the chunk; true when one was found.
-    fn add_text(&mut self, text: &str) -> bool {
-        let step = self.stops.push(text);
-        self.chunk.text.push_str(&step.text);
-        self.stop_index = step.stop;
-        step.stop.is_some()
-    }
-
-    fn send_chunk(&mut self) {
-        let chunk = std::mem::take(&mut self.chunk);
-        if chunk != Chunk::default()
-            && let Some(out) = &self.out
-        {
-            // Room was checked before the step; a reader that has gone is seen at the next one.
-            let _ = out.sender.try_send(Ok(Event::Chunk(chunk)));
-        }
-    }
-
-    fn summary(&self, finish: Finish) -> Summary {
-        let seconds = |from: Option<Instant>, to: Option<Instant>| Some(to?.duration_since(from?).as_secs_f64());
-        Summary {
-            finish,
-            stop_index: self.stop_index,
-            prompt_tokens: self.prompt_tokens,
-            dropped_tokens: self.dropped,
-            cached_tokens: 0,
-            completion_tokens: self.produced,
-            seed: self.seed,
-            timings: Timings {
-                queue_s: self.queue.as_secs_f64(),
-                load_s: self.used.as_ref().and_then(|used| used.load).map(|load| load.as_secs_f64()),
-                prefill_s: seconds(self.started, self.first),
-                decode_s: seconds(self.first, self.last).filter(|_| self.produced > 1),
-                total_s: self.began.elapsed().as_secs_f64(),
-            },
-        }
-    }
-}
-
-impl Drop for GenerateRow {
-    /// A row that goes without its terminal event (its `finish` panicked) must not leave the reader waiting.
-    fn drop(&mut self) {
-        self.used = None;
-        if let Some(out) = self.out.take() {
-            let _ = out.sender.try_send(Err(Error::internal("the generation ended without a result")));
-        }
-    }
-}
-
-impl RowTask for GenerateRow {
-    fn slot(&self) -> Slot {
-        self.slot
-    }
-
-    fn take_prompt(&mut self) -> Vec<u32> {
-        // Waiting for other rows and jobs on the device is queueing too.
-        self.queue = self.began.elapsed().saturating_sub(self.used.as_ref().and_then(|used| used.load).unwrap_or_default());
-        self.started = Some(Instant::now());
-        std::mem::take(&mut self.prompt)
-    }
-
-    fn interrupted(&self) -> Option<Ending> {
-        let out = self.out()?;
-        if out.link.token.is_cancelled() || out.sender.is_closed() {
-            return Some(Ending::Interrupted);
-        }
-        // Nothing to do at all: max_tokens 0, or a prompt that fills the context.
-        (self.limit == 0).then(|| self.at_limit.clone())
-    }
-
-    fn has_room(&self) -> bool {
-        let Some(out) = self.out() else { return true };
-        if out.sender.capacity() > 1 {
-            return true;
-        }
-        // Said before looking again, so that a reader between the two looks sees it.
-        out.link.stalled.store(true, Ordering::Release);
-        out.sender.capacity() > 1
-    }
-
-    fn on_prefill(&mut self, _done: usize) {}
-
-    fn on_token(&mut self, token: u32) -> Result<Option<Ending>> {
-        let now = Instant::now();
-        self.first.get_or_insert(now);
-        let logprobs = self.pending.pop_front();
-        if self.eos.contains(&token) {
-            return Ok(Some(Ending::Stop));
-        }
-        self.last = Some(now);
-        self.produced += 1;
-        self.seen.push(token);
-        self.chunk.token_ids.push(token);
-        self.chunk.logprobs.extend(logprobs);
-        let text = self.decoder.push(token)?;
-        let stopped = text.is_some_and(|text| self.add_text(&text));
-        let ending = if stopped {
-            Some(Ending::Stop)
-        } else if self.produced >= self.limit {
-            Some(self.at_limit.clone())
-        } else {
-            None
-        };
-        if ending.is_none() {
-            self.send_chunk();
-        }
-        Ok(ending)
-    }
-
-    fn finish(mut self: Box<Self>, ending: Result<Ending>) {
-        let finish = match ending {
-            Ok(Ending::Stop) => Ok(Finish::Stop),
-            Ok(Ending::Length) => Ok(Finish::Length),
-            Ok(Ending::Context) => Ok(Finish::Context),
-            Ok(Ending::Interrupted) => Err(self.out().map_or_else(closed, |out| out.link.residency.interrupted(&out.link.token))),
-            Err(error) => Err(error),
-        };
-        let event = finish.and_then(|finish| {
-            // Text held back for an unfinished character or a possible stop string comes out now.
-            if self.stop_index.is_none() {
-                let rest = self.decoder.finish()?.unwrap_or_default();
-                if !self.add_text(&rest) {
-                    let held = self.stops.finish().unwrap_or_default();
-                    self.chunk.text.push_str(&held);
-                }
-            }
-            Ok(Event::Finished(self.summary(finish)))
-        });
-        // The use ends before the terminal event is delivered (invariant 7).
-        self.used = None;
-        let Some(out) = self.out.take() else { return };
-        let chunk = std::mem::take(&mut self.chunk);
-        if event.is_ok() && chunk != Chunk::default() {
-            let _ = out.sender.try_send(Ok(Event::Chunk(chunk)));
-        }
-        let _ = out.sender.try_send(event);
     }
 }

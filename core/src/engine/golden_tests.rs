@@ -9,8 +9,8 @@ use std::sync::{Arc, OnceLock};
 use safetensors::SafeTensors;
 use serde_json::Value;
 
-use super::backend::{Advance, Chooser, Slot, TokenBatch};
-use super::thread::DeviceThread;
+use super::backend::{Backend, Chooser, Prefill, Row, SCORE_CHUNK, Slot, Stepping, TokenBatch};
+use super::thread::{Bench, DeviceThread};
 use crate::error::Result;
 use crate::model::{LoadOptions, ModelSpec};
 use crate::weights::FloatType;
@@ -21,7 +21,7 @@ fn device() -> &'static DeviceThread {
     DEVICE.get_or_init(|| DeviceThread::mlx().unwrap())
 }
 
-fn run<T: Send + 'static>(job: impl FnOnce(&mut dyn super::backend::Backend) -> Result<T> + Send + 'static) -> Result<T> {
+fn run<T: Send + 'static>(job: impl FnOnce(&mut Bench<'_>) -> Result<T> + Send + 'static) -> Result<T> {
     pollster::block_on(device().call("a test", job))
 }
 
@@ -108,18 +108,163 @@ impl Chooser for Greedy {
     }
 }
 
+/// A row and the tokens it has given.
+struct Running {
+    row: Row,
+    tokens: Vec<u32>,
+    wanted: usize,
+}
+
+/// Feeds a prompt by chunks and takes the first token.
+fn start(
+    backend: &mut dyn Backend,
+    slot: Slot,
+    prompt: &[u32],
+    wanted: usize,
+    chunk: usize,
+    reuse: bool,
+) -> Result<(Running, usize)> {
+    let (row, cached) = backend.begin(slot, prompt.to_vec(), reuse)?;
+    loop {
+        if let Prefill::Token(token) = backend.prefill(row, chunk, &mut Greedy { left: wanted })? {
+            return Ok((Running { row, tokens: vec![token], wanted }, cached));
+        }
+    }
+}
+
+/// One step of the rows that want more tokens.
+fn step(backend: &mut dyn Backend, slot: Slot, rows: &mut [&mut Running]) -> Result<()> {
+    let mut choosers: Vec<Greedy> = rows.iter().map(|row| Greedy { left: row.wanted - row.tokens.len() }).collect();
+    let mut stepping: Vec<Stepping<'_>> =
+        rows.iter().zip(&mut choosers).map(|(row, chooser)| Stepping { row: row.row, chooser, token: None }).collect();
+    backend.decode(slot, &mut stepping)?;
+    let tokens: Vec<_> = stepping.into_iter().map(|step| step.token).collect();
+    for (row, token) in rows.iter_mut().zip(tokens) {
+        row.tokens.extend(token.transpose()?);
+    }
+    Ok(())
+}
+
+fn solo(backend: &mut dyn Backend, slot: Slot, prompt: &[u32], count: usize) -> Result<Vec<u32>> {
+    let (mut running, _) = start(backend, slot, prompt, count, 512, false)?;
+    while running.tokens.len() < count {
+        step(backend, slot, &mut [&mut running])?;
+    }
+    backend.end(running.row, false);
+    Ok(running.tokens)
+}
+
 fn greedy(slot: Slot, prompt: Vec<u32>, count: usize) -> Vec<u32> {
-    run(move |backend| {
-        let row = backend.begin(slot, prompt)?;
-        let mut tokens = Vec::new();
-        while tokens.len() < count {
-            let mut chooser = Greedy { left: count - tokens.len() };
-            if let Advance::Token(token) = backend.advance(row, &mut chooser)? {
-                tokens.push(token);
+    run(move |backend| solo(&mut **backend, slot, &prompt, count)).unwrap()
+}
+
+/// Rows of many lengths that come and go: each must say what it says alone.
+fn check_batch(name: &str, slot: Slot, vocabulary: u32) {
+    // Hazards H1 and H4: lengths 1, 7 and 300 among 16 prompts, each with content of its own.
+    let lengths = [1, 7, 300, 2, 64, 3, 255, 256, 257, 5, 31, 90, 8, 4, 20, 6];
+    let prompt = move |index: usize| -> Vec<u32> {
+        let length = lengths[index];
+        (0..length).map(|at| (((at * 7 + index * 13 + 3) as u32).wrapping_mul(2_654_435_761) >> 7) % vocabulary).collect()
+    };
+    let wanted = |index: usize| 3 + index % 7;
+    let (together, alone) = run(move |backend| {
+        let backend: &mut dyn Backend = &mut **backend;
+        let mut rows: Vec<(usize, Running)> = Vec::new();
+        let mut done: Vec<(usize, Vec<u32>)> = Vec::new();
+        let mut next = 0;
+        let mut turn = 0;
+        while done.len() < lengths.len() {
+            // A row joins every other step, up to eight at once.
+            if next < lengths.len() && rows.len() < 8 && turn % 2 == 0 {
+                rows.push((next, start(backend, slot, &prompt(next), wanted(next), 100, false)?.0));
+                next += 1;
+            }
+            turn += 1;
+            // Now and then one row sits a step out, as one whose reader is slow.
+            let skipped = if turn % 5 == 0 { turn / 5 % rows.len().max(1) } else { usize::MAX };
+            let mut stepping: Vec<&mut Running> = rows
+                .iter_mut()
+                .enumerate()
+                .filter(|(at, (_, row))| *at != skipped && row.tokens.len() < row.wanted)
+                .map(|(_, (_, row))| row)
+                .collect();
+            if !stepping.is_empty() {
+                step(backend, slot, &mut stepping)?;
+            }
+            let mut at = 0;
+            while at < rows.len() {
+                if rows[at].1.tokens.len() >= rows[at].1.wanted {
+                    let (index, row) = rows.remove(at);
+                    backend.end(row.row, false);
+                    done.push((index, row.tokens));
+                } else {
+                    at += 1;
+                }
             }
         }
-        backend.end(row);
-        Ok(tokens)
+        assert_eq!(backend.cache_bytes(slot), 0, "all rows are gone, and so are their keys and values");
+        done.sort();
+        let alone: Vec<_> = (0..lengths.len())
+            .map(|index| Ok((index, solo(backend, slot, &prompt(index), wanted(index))?)))
+            .collect::<Result<_>>()?;
+        Ok((done, alone))
+    })
+    .unwrap();
+    assert_eq!(together, alone, "{name}: rows of a batch against each alone");
+}
+
+/// A prompt whose beginning is kept says what it says without, and computes only the rest.
+fn check_kept_prompt(name: &str, slot: Slot, vocabulary: u32) {
+    let prompt: Vec<u32> = (0..90u32).map(|at| (at * 31 + 5) % vocabulary).collect();
+    run(move |backend| {
+        let backend: &mut dyn Backend = &mut **backend;
+        backend.set_prompt_cache(64 << 20);
+        let mut longer = prompt.clone();
+        longer.extend([1, 2, 3]);
+        let cold = [solo(backend, slot, &prompt, 8)?, solo(backend, slot, &longer, 8)?];
+        let (mut first, cached) = start(backend, slot, &prompt, 8, 40, true)?;
+        assert_eq!(cached, 0, "nothing was kept yet");
+        while first.tokens.len() < 8 {
+            step(backend, slot, &mut [&mut first])?;
+        }
+        assert_eq!(first.tokens, cold[0]);
+        backend.end(first.row, true);
+        // Hazards H3, H7 and H9; the second use shows that the first wrote into its own copy (spec C10).
+        for (prompt, cold, kept) in [(&longer, &cold[1], 90), (&prompt, &cold[0], 89), (&longer, &cold[1], 90)] {
+            let (mut warm, cached) = start(backend, slot, prompt, 8, 40, true)?;
+            assert_eq!(cached, kept);
+            while warm.tokens.len() < 8 {
+                step(backend, slot, &mut [&mut warm])?;
+            }
+            backend.end(warm.row, false);
+            assert_eq!(&warm.tokens, cold);
+        }
+        assert!(backend.cache_bytes(slot) > 0);
+        backend.set_prompt_cache(0);
+        assert_eq!(backend.cache_bytes(slot), 0);
+        Ok(())
+    })
+    .unwrap_or_else(|error| panic!("{name}: {error}"));
+}
+
+/// Log-probabilities of `completion` after `prompt`, in steps.
+fn scored(slot: Slot, prompt: Vec<u32>, completion: Vec<u32>) -> Vec<f32> {
+    run(move |backend| {
+        let (row, _) = backend.begin(slot, prompt.clone(), false)?;
+        for ids in prompt[..prompt.len() - 1].chunks(SCORE_CHUNK) {
+            backend.extend(row, ids)?;
+        }
+        let branch = backend.fork(row)?;
+        let mut ids = vec![prompt[prompt.len() - 1]];
+        ids.extend(&completion);
+        let scores = backend.score(branch, &ids)?;
+        backend.end(branch, false);
+        // The fork left the row as it was.
+        let again = backend.fork(row)?;
+        assert_eq!(backend.score(again, &ids)?, scores);
+        backend.end(again, false);
+        backend.end(row, false);
+        Ok(scores)
     })
     .unwrap()
 }
@@ -146,8 +291,7 @@ fn check_decoder(case: &Case, slot: Slot, how: &str) {
 
     let score = &case.expected["score"];
     let (prompt, completion) = (ids(&score["prompt_ids"]), ids(&score["completion_ids"]));
-    let (all, from) = ([prompt.clone(), completion].concat(), prompt.len());
-    let found = run(move |backend| backend.score(slot, &all, from, &mut || Ok(()))).unwrap();
+    let found = scored(slot, prompt, completion);
     let expected: Vec<f32> = score["logprobs"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect();
     let difference = largest_difference(&found, &expected);
     assert!(difference <= tolerance("logprobs"), "{} ({how}): scores differ by {difference}", case.name);
@@ -176,8 +320,11 @@ fn decoders_equal_transformers() {
             if !dequantize && spec.quantization.is_none() {
                 continue;
             }
+            let vocabulary = u32::try_from(spec.vocabulary).unwrap();
             let slot = load(spec).unwrap_or_else(|error| panic!("{}: {}", case.name, error.full_message()));
             check_decoder(&case, slot, if dequantize { "dense" } else { "quantised" });
+            check_batch(&case.name, slot, vocabulary);
+            check_kept_prompt(&case.name, slot, vocabulary);
             unload(slot);
         }
     }

@@ -1,26 +1,28 @@
 //! The backend on MLX. Lives on the owner thread.
 
+mod encode;
+mod rows;
+
 use std::collections::HashMap;
 
-use mlx_rs::ops::indexing::{TryIndexOp, argmax_axis, take_along_axis};
-use mlx_rs::{Array, Dtype, Stream, memory, ops, transforms, with_stream};
+#[cfg(test)]
+use mlx_rs::ops;
+use mlx_rs::{Array, Dtype, Stream, memory, with_stream};
 
-use super::backend::{Advance, Backend, Chooser, DeviceInfo, Loaded, Row, Slot, TokenBatch};
+use self::rows::Rows;
+use super::backend::{Backend, Chooser, DeviceInfo, LoadProgress, Loaded, Prefill, Row, Slot, Stepping, TokenBatch};
 use super::exit;
 use crate::error::{Error, ErrorKind, Result};
-use crate::kv_cache::KvCache;
 use crate::model::{FilesSource, Graph, ModelSpec, PoolingMode, SpecSource};
 use crate::models::bert::Bert;
 use crate::models::llama::Llama;
 use crate::models::{Decoder, Encoder};
-use crate::nn::{Linear, scalar};
+use crate::nn::Linear;
 use crate::pool::MemoryReading;
 use crate::weights::{Survey, Weights};
 
-/// Prompt tokens per prefill step: what a cancel or another row may have to wait for.
-pub(crate) const PREFILL_CHUNK: usize = 512;
-/// Positions whose logits are held at once when scoring.
-const SCORE_CHUNK: i32 = 64;
+/// Tokens of long texts that go in at once.
+const PREFILL_CHUNK: usize = 512;
 /// A load returns freed buffers each time it has grown by so much, so that what conversions leave behind does not add up.
 const LOAD_TRIM_BYTES: usize = 32 << 20;
 
@@ -51,32 +53,12 @@ pub(crate) enum Activation {
     Tanh,
 }
 
-struct RowState {
-    slot: Slot,
-    prompt: Vec<u32>,
-    done: usize,
-    cache: KvCache,
-    next: Next,
-}
-
-/// Where a row's next token comes from.
-enum Next {
-    /// The prompt is not through yet.
-    Prompt,
-    /// Logits `[1, vocabulary]` of the last position, not chosen from yet.
-    Logits(Array),
-    /// Feed this token.
-    Token(u32),
-    /// The device has chosen already (greedy): the token `[1]` and a number that is finite iff all logits are.
-    Chosen(Array, Array),
-}
-
 /// MLX, its models and its rows.
 pub(crate) struct Mlx {
     stream: Stream,
     device: DeviceInfo,
     models: HashMap<Slot, Resident>,
-    rows: HashMap<Row, RowState>,
+    rows: Rows,
     last_id: u64,
     /// First uses that may have made statics of MLX's, for which the exit handler was registered anew.
     first_uses: u8,
@@ -91,8 +73,7 @@ impl Mlx {
         unsafe { mlx_sys::mlx_set_error_handler(Some(ignore_error), std::ptr::null_mut(), None) };
         memory::active_memory()?;
         let device = device_info()?;
-        let mut mlx =
-            Self { stream: Stream::new(), device, models: HashMap::new(), rows: HashMap::new(), last_id: 0, first_uses: 0 };
+        let mut mlx = Self { stream: Stream::new(), device, models: HashMap::new(), rows: Rows::new(), last_id: 0, first_uses: 0 };
         mlx.used(START);
         Ok(mlx)
     }
@@ -110,11 +91,21 @@ impl Mlx {
         self.last_id
     }
 
-    fn resident(&self, slot: Slot) -> Result<&Resident> {
-        self.models
-            .get(&slot)
-            .ok_or_else(|| Error::new(ErrorKind::Closed, "the model was unloaded while the request was on its way"))
+    /// The model behind a row, and the rest of what a step needs; all computation inside `work` runs on this thread's stream.
+    fn with_decoder<T>(&mut self, slot: Slot, work: impl FnOnce(&mut Rows, &dyn Decoder, u32) -> Result<T>) -> Result<T> {
+        let resident = self.models.get(&slot).ok_or_else(unloaded)?;
+        let Body::Decoder(decoder) = &resident.body else { return Err(Error::unsupported("this model does not generate text")) };
+        let (rows, stream) = (&mut self.rows, self.stream.clone());
+        with_stream(&stream, || work(rows, decoder.as_ref(), resident.vocabulary))
     }
+
+    fn resident(&self, slot: Slot) -> Result<&Resident> {
+        self.models.get(&slot).ok_or_else(unloaded)
+    }
+}
+
+fn unloaded() -> Error {
+    Error::new(ErrorKind::Closed, "the model was unloaded while the request was on its way")
 }
 
 unsafe extern "C" fn ignore_error(_message: *const std::ffi::c_char, _data: *mut std::ffi::c_void) {}
@@ -184,12 +175,13 @@ impl Backend for Mlx {
         Ok(())
     }
 
-    fn load(&mut self, spec: &ModelSpec, progress: &mut dyn FnMut(f32) -> Result<()>) -> Result<Loaded> {
+    fn load(&mut self, spec: &ModelSpec, progress: LoadProgress<'_>) -> Result<Loaded> {
         let SpecSource::Files(files) = &spec.source else { return Err(Error::internal("a scripted model on a real device")) };
         // Parsing the tokenizer left pages behind that the weights are about to need.
         trim();
         let stream = self.stream.clone();
-        let before = memory::active_memory()?;
+        // What the weights take: what is allocated in all, less what others' work in between took or gave.
+        let mut before = memory::active_memory()?;
         let mut trimmed = before;
         let mut step = |fraction: f32| {
             let active = memory::active_memory()?;
@@ -198,7 +190,9 @@ impl Backend for Mlx {
                 memory::clear_cache()?;
                 trim();
             }
-            progress(fraction)
+            progress(self, fraction)?;
+            before = (before + memory::active_memory()?).saturating_sub(active);
+            Ok(())
         };
         let resident = with_stream(&stream, || load(files, &mut step));
         self.used(LOAD);
@@ -220,131 +214,88 @@ impl Backend for Mlx {
     }
 
     fn unload(&mut self, slot: Slot) {
+        self.rows.forget(slot);
         self.models.remove(&slot);
     }
 
-    fn begin(&mut self, slot: Slot, prompt: Vec<u32>) -> Result<Row> {
-        let resident = self.resident(slot)?;
-        let Body::Decoder(decoder) = &resident.body else { return Err(Error::unsupported("this model does not generate text")) };
-        check_ids(&prompt, resident.vocabulary)?;
-        let state = RowState { slot, prompt, done: 0, cache: decoder.new_cache(), next: Next::Prompt };
+    fn begin(&mut self, slot: Slot, prompt: Vec<u32>, reuse: bool) -> Result<(Row, usize)> {
         let row = Row(self.id());
-        self.rows.insert(row, state);
-        Ok(row)
+        let cached =
+            self.with_decoder(slot, |rows, decoder, vocabulary| rows.begin(row, slot, decoder, vocabulary, prompt, reuse))?;
+        Ok((row, cached))
     }
 
-    fn advance(&mut self, row: Row, chooser: &mut dyn Chooser) -> Result<Advance> {
-        let stream = self.stream.clone();
-        let state = self.rows.get_mut(&row).ok_or_else(|| Error::internal("a step of a row that has ended"))?;
-        let resident =
-            self.models.get(&state.slot).ok_or_else(|| Error::new(ErrorKind::Closed, "the model was unloaded under a row"))?;
-        let Body::Decoder(decoder) = &resident.body else { return Err(Error::internal("a row on an encoder")) };
-        let step = with_stream(&stream, || advance(decoder.as_ref(), state, chooser));
+    fn prefill(&mut self, row: Row, chunk: usize, chooser: &mut dyn Chooser) -> Result<Prefill> {
+        let step = self.with_decoder(self.rows.slot(row)?, |rows, decoder, _| rows.prefill(row, decoder, chunk, chooser));
         self.used(STEP);
         step
     }
 
-    fn end(&mut self, row: Row) {
-        self.rows.remove(&row);
+    fn decode(&mut self, slot: Slot, stepping: &mut [Stepping<'_>]) -> Result<()> {
+        let step = self.with_decoder(slot, |rows, decoder, _| rows.decode(slot, decoder, stepping));
+        self.used(STEP);
+        step
+    }
+
+    fn fork(&mut self, row: Row) -> Result<Row> {
+        let new = Row(self.id());
+        self.rows.fork(row, new)?;
+        Ok(new)
+    }
+
+    fn score(&mut self, row: Row, ids: &[u32]) -> Result<Vec<f32>> {
+        let scores = self.with_decoder(self.rows.slot(row)?, |rows, decoder, vocabulary| rows.score(row, decoder, vocabulary, ids));
+        self.used(SCORE);
+        scores
+    }
+
+    fn extend(&mut self, row: Row, ids: &[u32]) -> Result<()> {
+        self.with_decoder(self.rows.slot(row)?, |rows, decoder, vocabulary| rows.extend(row, decoder, vocabulary, ids))
+    }
+
+    fn end(&mut self, row: Row, keep: bool) {
+        let stream = self.stream.clone();
+        if let Err(error) = with_stream(&stream, || self.rows.end(row, keep)) {
+            tracing::warn!(kind = %error.kind(), "a row's end failed");
+        }
+    }
+
+    fn cache_bytes(&self, slot: Slot) -> u64 {
+        self.rows.bytes(slot)
+    }
+
+    fn set_prompt_cache(&mut self, bytes: u64) {
+        self.rows.set_kept(bytes);
     }
 
     #[cfg(test)]
     fn logits(&mut self, slot: Slot, ids: &[u32], from: usize) -> Result<Vec<Vec<f32>>> {
-        let stream = self.stream.clone();
-        let mut rows = Vec::new();
-        with_stream(&stream, || {
-            self.each_logits(slot, ids, from, &mut || Ok(()), |_, logits| {
-                let width = usize::try_from(logits.dim(1)).unwrap_or(1);
-                rows.extend(to_host(logits)?.chunks_exact(width).map(<[f32]>::to_vec));
-                Ok(())
-            })
+        let mut found = Vec::new();
+        self.with_decoder(slot, |_, decoder, vocabulary| {
+            check_ids(ids, vocabulary)?;
+            let mut cache = decoder.new_cache(1);
+            for (index, chunk) in ids.chunks(PREFILL_CHUNK).enumerate() {
+                let hidden = decoder.hidden(&id_array(chunk, &[1, i32::try_from(chunk.len()).unwrap_or(0)])?, &mut cache)?;
+                let rows = rows_of(&ops::squeeze_axes(decoder.logits(&hidden)?, &[0])?)?;
+                found.extend(rows.into_iter().skip(from.saturating_sub(index * PREFILL_CHUNK)));
+            }
+            Ok(())
         })?;
-        Ok(rows)
-    }
-
-    fn score(&mut self, slot: Slot, ids: &[u32], from: usize, check: &mut dyn FnMut() -> Result<()>) -> Result<Vec<f32>> {
-        if from == 0 || from > ids.len() {
-            return Err(Error::internal("scoring must start after the first token"));
-        }
-        let stream = self.stream.clone();
-        let mut scores = Vec::with_capacity(ids.len() - from);
-        with_stream(&stream, || {
-            // The logits after token i predict token i + 1.
-            self.each_logits(slot, &ids[..ids.len() - 1], from - 1, check, |first, logits| {
-                let len = usize::try_from(logits.dim(0)).unwrap_or(0);
-                let targets = id_array(&ids[first + 1..first + 1 + len], &[logits.dim(0), 1])?;
-                let chosen = take_along_axis(logits, targets, 1)?;
-                let log_sum = logits.logsumexp_axis(1, true)?;
-                scores.extend(to_host(&ops::subtract(chosen, log_sum)?)?);
-                Ok(())
-            })
-        })?;
-        self.used(SCORE);
-        Ok(scores)
+        Ok(found)
     }
 
     fn embed(&mut self, slot: Slot, batch: &TokenBatch) -> Result<Vec<Vec<f32>>> {
         let resident = self.resident(slot)?;
-        let vectors = with_stream(&self.stream, || {
-            let (hidden, padded) = encode(resident, batch)?;
-            let mut vectors = Vec::new();
-            for mode in &resident.pooling {
-                vectors.push(pool(&hidden, &padded, *mode)?);
-            }
-            let mut pooled = ops::concatenate(&vectors, 1)?;
-            for (layer, activation) in &resident.dense {
-                pooled = layer.forward(&pooled)?;
-                if *activation == Activation::Tanh {
-                    pooled = ops::tanh(&pooled)?;
-                }
-            }
-            rows_of(&pooled)
-        });
+        let vectors = with_stream(&self.stream, || encode::embed(resident, batch));
         self.used(BATCH);
         vectors
     }
 
     fn classify(&mut self, slot: Slot, batch: &TokenBatch) -> Result<Vec<Vec<f32>>> {
         let resident = self.resident(slot)?;
-        let Body::Encoder(encoder) = &resident.body else { return Err(Error::unsupported("this model has no classifier")) };
-        let logits = with_stream(&self.stream, || {
-            let (hidden, _) = encode(resident, batch)?;
-            rows_of(&encoder.classify(&hidden)?)
-        });
+        let logits = with_stream(&self.stream, || encode::classify(resident, batch));
         self.used(BATCH);
         logits
-    }
-}
-
-impl Mlx {
-    /// Feeds `ids` and calls `visit(first position, logits [positions, vocabulary] in float32)` for the positions `from..`.
-    fn each_logits(
-        &self,
-        slot: Slot,
-        ids: &[u32],
-        from: usize,
-        check: &mut dyn FnMut() -> Result<()>,
-        mut visit: impl FnMut(usize, &Array) -> Result<()>,
-    ) -> Result<()> {
-        let resident = self.resident(slot)?;
-        let Body::Decoder(decoder) = &resident.body else { return Err(Error::unsupported("this model does not generate text")) };
-        check_ids(ids, resident.vocabulary)?;
-        let mut cache = decoder.new_cache();
-        for (index, chunk) in ids.chunks(PREFILL_CHUNK).enumerate() {
-            check()?;
-            let start = index * PREFILL_CHUNK;
-            let len = i32::try_from(chunk.len()).unwrap_or(0);
-            let hidden = decoder.hidden(&id_array(chunk, &[1, len])?, &mut cache)?;
-            transforms::eval(cache.arrays())?;
-            let mut at = i32::try_from(from.saturating_sub(start).min(chunk.len())).unwrap_or(0);
-            while at < len {
-                let end = (at + SCORE_CHUNK).min(len);
-                let logits = decoder.logits(&hidden.try_index((0, at..end, ..))?)?.as_dtype(Dtype::Float32)?;
-                visit(start + usize::try_from(at).unwrap_or(0), &logits)?;
-                at = end;
-            }
-        }
-        Ok(())
     }
 }
 
@@ -388,131 +339,6 @@ fn load(files: &FilesSource, progress: &mut dyn FnMut(f32) -> Result<()>) -> Res
     Ok(Resident { body, pooling: files.pooling.modes.clone(), dense, vocabulary, types })
 }
 
-fn advance(decoder: &dyn Decoder, state: &mut RowState, chooser: &mut dyn Chooser) -> Result<Advance> {
-    let feed = |state: &mut RowState, ids: &Array| -> Result<Array> {
-        let last = decoder.last_hidden(ids, &mut state.cache)?;
-        decoder.logits(&ops::squeeze_axes(last, &[1])?)
-    };
-    let choose = |logits: &Array| -> Result<Next> {
-        let check = logits.as_dtype(Dtype::Float32)?.sum(None)?;
-        let token = argmax_axis(logits, 1, false)?;
-        transforms::async_eval([&token, &check])?;
-        Ok(Next::Chosen(token, check))
-    };
-    let mut next = std::mem::replace(&mut state.next, Next::Prompt);
-    if matches!(next, Next::Prompt) {
-        let rest = &state.prompt[state.done..];
-        let chunk = rest.len().min(PREFILL_CHUNK);
-        let ids = id_array(&rest[..chunk], &[1, i32::try_from(chunk).unwrap_or(0)])?;
-        if chunk < rest.len() {
-            decoder.hidden(&ids, &mut state.cache)?;
-            transforms::eval(state.cache.arrays())?;
-            state.done += chunk;
-            return Ok(Advance::Prefilled(state.done));
-        }
-        next = Next::Logits(feed(state, &ids)?);
-        state.done += chunk;
-    }
-    if let Next::Token(token) = next {
-        next = Next::Logits(feed(state, &id_array(&[token], &[1, 1])?)?);
-    }
-    if let Next::Logits(logits) = &next {
-        if !chooser.is_greedy() {
-            let token = chooser.choose(&to_host(logits)?)?;
-            state.next = Next::Token(token);
-            return Ok(Advance::Token(token));
-        }
-        next = choose(logits)?;
-    }
-    let Next::Chosen(token, check) = next else { return Err(Error::internal("a row without a next token")) };
-    // The next step is under way on the device before this token is read.
-    if !chooser.is_last() {
-        let logits = feed(state, &ops::reshape(&token, &[1, 1])?)?;
-        state.next = choose(&logits)?;
-    }
-    let chosen: u32 = item(&token)?;
-    if !item::<f32>(&check)?.is_finite() {
-        return Err(Error::new(ErrorKind::Backend, "the model produced logits that are not finite"));
-    }
-    if chooser.is_last() {
-        state.next = Next::Token(chosen);
-    }
-    Ok(Advance::Token(chosen))
-}
-
-/// Padded ids of a batch with each row's length.
-struct Padded {
-    mask: Array,
-    lengths: Vec<i32>,
-}
-
-fn encode(resident: &Resident, batch: &TokenBatch) -> Result<(Array, Padded)> {
-    let rows = i32::try_from(batch.ids.len()).unwrap_or(0);
-    let longest = batch.ids.iter().map(Vec::len).max().unwrap_or(0);
-    if rows == 0 || batch.ids.iter().any(Vec::is_empty) {
-        return Err(Error::internal("an empty batch reached the device"));
-    }
-    let width = i32::try_from(longest).map_err(|_| Error::invalid(format!("a row of {longest} tokens is too long")))?;
-    let pad = |row: &[u32], fill: u32| row.iter().copied().chain(std::iter::repeat(fill)).take(longest).collect::<Vec<_>>();
-    let mut ids = Vec::with_capacity(batch.ids.len() * longest);
-    let mut types = Vec::with_capacity(ids.capacity());
-    let mut mask = Vec::with_capacity(ids.capacity());
-    for (index, row) in batch.ids.iter().enumerate() {
-        check_ids(row, resident.vocabulary)?;
-        ids.extend(pad(row, 0));
-        let segments = batch.types.get(index).map_or(&[][..], Vec::as_slice);
-        if segments.iter().any(|&segment| segment >= resident.types) {
-            return Err(Error::internal("a segment id beyond the model's types"));
-        }
-        types.extend(pad(segments, 0));
-        mask.extend(pad(&vec![1; row.len()], 0));
-    }
-    let shape = [rows, width];
-    let ids = id_array(&ids, &shape)?;
-    let padded = Padded {
-        mask: id_array(&mask, &shape)?.as_dtype(Dtype::Float32)?,
-        lengths: batch.ids.iter().map(|row| i32::try_from(row.len()).unwrap_or(0)).collect(),
-    };
-    let hidden = match &resident.body {
-        Body::Encoder(encoder) => encoder.hidden(&ids, &id_array(&types, &shape)?, &padded.mask)?,
-        // Causal attention never looks right, so padding on the right needs no mask. Long rows go in by chunks, as prompts do.
-        Body::Decoder(decoder) => {
-            let mut cache = decoder.new_cache();
-            let step = i32::try_from(PREFILL_CHUNK).unwrap_or(i32::MAX);
-            let mut parts = Vec::new();
-            for start in (0..width).step_by(PREFILL_CHUNK) {
-                let part = decoder.hidden(&ids.try_index((.., start..(start + step).min(width)))?, &mut cache)?;
-                transforms::eval(cache.arrays().chain([&part]))?;
-                parts.push(part);
-            }
-            if parts.len() == 1 { parts.remove(0) } else { ops::concatenate(&parts, 1)? }
-        }
-    };
-    Ok((hidden.as_dtype(Dtype::Float32)?, padded))
-}
-
-/// `[B, L, E]` -> `[B, E]` (sentence-transformers' Pooling module).
-fn pool(hidden: &Array, padded: &Padded, mode: PoolingMode) -> Result<Array> {
-    let mask = ops::expand_dims(&padded.mask, 2)?;
-    match mode {
-        PoolingMode::Cls => Ok(hidden.try_index((.., 0, ..))?),
-        PoolingMode::Mean => {
-            let count = ops::maximum(mask.sum_axis(1, false)?, scalar(1e-9, Dtype::Float32)?)?;
-            Ok(ops::divide(ops::multiply(hidden, &mask)?.sum_axis(1, false)?, count)?)
-        }
-        PoolingMode::Max => {
-            let real = ops::gt(&mask, scalar(0.0, Dtype::Float32)?)?;
-            Ok(ops::select(real, hidden, scalar(f32::NEG_INFINITY, Dtype::Float32)?)?.max_axis(1, false)?)
-        }
-        PoolingMode::LastToken => {
-            let last: Vec<i32> = padded.lengths.iter().map(|len| len - 1).collect();
-            let rows = hidden.dim(0);
-            let index = ops::broadcast_to(Array::from_slice(&last, &[rows, 1, 1]), &[rows, 1, hidden.dim(2)])?;
-            Ok(ops::squeeze_axes(take_along_axis(hidden, index, 1)?, &[1])?)
-        }
-    }
-}
-
 fn check_ids(ids: &[u32], vocabulary: u32) -> Result<()> {
     match ids.iter().find(|&&id| id >= vocabulary) {
         Some(id) => Err(Error::new(
@@ -531,8 +357,8 @@ fn id_array(ids: &[u32], shape: &[i32]) -> Result<Array> {
     Ok(Array::from_slice(ids, shape))
 }
 
-fn item<T: mlx_rs::ArrayElement>(array: &Array) -> Result<T> {
-    array.try_item_exact::<T>().map_err(|error| Error::new(ErrorKind::Backend, format!("MLX: {error}")))
+fn values<T: mlx_rs::ArrayElement + Copy>(array: &Array) -> Result<Vec<T>> {
+    array.to_vec_exact::<T>().map_err(|error| Error::new(ErrorKind::Backend, format!("MLX: {error}")))
 }
 
 fn to_host(array: &Array) -> Result<Vec<f32>> {

@@ -5,14 +5,16 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::embed::{batched, encode_texts, normalize, vectors};
+use super::embed::{encode_texts, normalize};
+use super::request::Link;
 use super::residency::{Purpose, Residency, Used};
-use super::{RequestOptions, Shared, Timings};
+use super::work::Encoding;
+use super::{RequestOptions, Shared, Timings, texts};
 use crate::cancel::CancelToken;
 use crate::error::{Error, Result};
 use crate::model::{ModelKind, ScoreHead};
 use crate::options::Truncate;
-use crate::tokenizer::{Encoding, PairTruncation};
+use crate::tokenizer::{self, PairTruncation};
 
 /// A request to rerank.
 #[derive(Debug, Clone)]
@@ -113,40 +115,57 @@ pub(super) async fn run(shared: &Arc<Shared>, request: RerankRequest) -> Result<
     let began = Instant::now();
     request.check()?;
     let residency = &shared.residency;
-    let token = request.options.token(&shared.alive);
-    let used = residency.acquire(&request.model, Purpose::Rerank, &request.options, &token).await?;
-    let spec = Arc::clone(&used.model.spec);
-    let queue = began.elapsed().saturating_sub(used.load.unwrap_or_default());
+    let place = residency.enter()?;
+    let token = request.options.token(shared);
+    let link = Link::new(residency, &token);
+    let (used, encodings) = residency
+        .unless_stuck(async {
+            let used = residency.acquire(&request.model, Purpose::Rerank, &request.options, &token).await?;
+            let encodings = encode(residency, &used, request.query, request.documents, request.truncate, &token).await?;
+            Ok((used, encodings))
+        })
+        .await?;
+    let (spec, load) = (Arc::clone(&used.model.spec), used.load);
+    let queue = began.elapsed().saturating_sub(load.unwrap_or_default());
     let computing = Instant::now();
-    let (mut results, score_kind, prompt_tokens, dropped_tokens) = if spec.kind == ModelKind::Embedder {
-        // The query first; each with its own prompt where the model names one.
-        let prompt = |name: &str| spec.prompts.get(name).cloned().unwrap_or_default();
-        let mut encodings = encode_texts(residency, &used, prompt("query"), vec![request.query], request.truncate, &token).await?;
-        encodings.extend(encode_texts(residency, &used, prompt("document"), request.documents, request.truncate, &token).await?);
-        let (tokens, dropped) = count(&encodings);
-        let mut vectors = vectors(residency, &used, encodings, &token).await?;
+    let prompt_tokens = encodings.iter().map(tokenizer::Encoding::len).sum();
+    let dropped_tokens = encodings.iter().map(|encoding| encoding.dropped).sum();
+    let (mut results, score_kind) = if spec.kind == ModelKind::Embedder {
+        let mut vectors = texts::compute(&link, (used, place), Encoding::Embed, encodings).await?;
         vectors.iter_mut().for_each(|vector| normalize(vector));
         let query = vectors.remove(0);
         let cosine = |vector: &Vec<f32>| query.iter().zip(vector).map(|(a, b)| a * b).sum::<f32>().clamp(-1.0, 1.0);
-        let results =
+        let results: Vec<_> =
             vectors.iter().enumerate().map(|(index, vector)| Ranked { index, logit: None, score: cosine(vector) }).collect();
-        (results, ScoreKind::Cosine, tokens, dropped)
+        (results, ScoreKind::Cosine)
     } else {
-        let encodings = encode_pairs(residency, &used, request.query, request.documents, request.truncate, &token).await?;
-        let (tokens, dropped) = count(&encodings);
-        let logits =
-            batched(residency, &used, encodings, &token, "a score", |backend, slot, batch| backend.classify(slot, batch)).await?;
-        let results =
-            logits.iter().enumerate().map(|(index, logits)| ranked(index, logits, spec.score_head)).collect::<Result<Vec<_>>>()?;
-        (results, ScoreKind::Normalized, tokens, dropped)
+        let logits = texts::compute(&link, (used, place), Encoding::Classify, encodings).await?;
+        let ranked = logits.iter().enumerate().map(|(index, logits)| ranked(index, logits, spec.score_head));
+        (ranked.collect::<Result<Vec<_>>>()?, ScoreKind::Normalized)
     };
     order(&mut results, request.top_n, request.unsorted);
-    let timings = Timings::of_batches(began, queue, used.load, computing);
+    let timings = Timings::of_batches(began, queue, load, computing);
     Ok(Ranking { results, score_kind, prompt_tokens, dropped_tokens, timings })
 }
 
-fn count(encodings: &[Encoding]) -> (usize, usize) {
-    (encodings.iter().map(Encoding::len).sum(), encodings.iter().map(|encoding| encoding.dropped).sum())
+/// What the device is given: pairs for a cross-encoder; for an embedder the query, then the documents, each with its own prompt
+/// where the model names one.
+async fn encode(
+    residency: &Arc<Residency>,
+    used: &Used,
+    query: String,
+    documents: Vec<String>,
+    truncate: Truncate,
+    token: &CancelToken,
+) -> Result<Vec<tokenizer::Encoding>> {
+    let spec = &used.model.spec;
+    if spec.kind != ModelKind::Embedder {
+        return encode_pairs(residency, used, query, documents, truncate, token).await;
+    }
+    let prompt = |name: &str| spec.prompts.get(name).cloned().unwrap_or_default();
+    let mut encodings = encode_texts(residency, used, prompt("query"), vec![query], truncate, token).await?;
+    encodings.extend(encode_texts(residency, used, prompt("document"), documents, truncate, token).await?);
+    Ok(encodings)
 }
 
 async fn encode_pairs(
@@ -156,7 +175,7 @@ async fn encode_pairs(
     documents: Vec<String>,
     truncate: Truncate,
     token: &CancelToken,
-) -> Result<Vec<Encoding>> {
+) -> Result<Vec<tokenizer::Encoding>> {
     let (text, limit, cancel) = (used.model.text.clone(), used.model.spec.max_input, token.clone());
     let work = move || {
         let mut encodings = Vec::with_capacity(documents.len());

@@ -5,18 +5,19 @@
 //! has the device free it.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use super::backend::Slot;
+use super::request::{Place, Places, unavailable};
 use super::thread::DeviceThread;
-use super::{RequestOptions, closed};
+use super::{EngineOptions, RequestOptions, closed};
 use crate::cancel::CancelToken;
-use crate::clock::{BoxFuture, SystemClock};
+use crate::clock::{BoxFuture, Clock, SystemClock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fake::FakeDevice;
 use crate::model::{LoadOptions, ModelKind, ModelSpec, Text};
@@ -27,15 +28,42 @@ pub(crate) struct Model {
     pub(crate) spec: Arc<ModelSpec>,
     pub(crate) text: Text,
     pub(crate) slot: Slot,
+    /// Bytes of the weights, measured.
+    weights: u64,
+    token: Token,
+    owner: Weak<Residency>,
     device: DeviceThread,
+}
+
+impl Model {
+    /// Whether there is memory for `tokens` tokens of keys and values, all rows of the model together.
+    pub(crate) fn has_room(&self, tokens: usize) -> bool {
+        let beyond = self.spec.kv_bytes(tokens).saturating_sub(self.spec.estimate.kv_cache);
+        if beyond == 0 {
+            return true;
+        }
+        let Some(owner) = self.owner.upgrade() else { return false };
+        owner.pool.has_room(beyond)
+    }
+
+    /// What the pool is to be told when the bytes of the model's keys and values change. What the entry was charged for them at
+    /// its admission stays charged; more comes on top.
+    pub(crate) fn account(&self) -> Arc<dyn Fn(u64) + Send + Sync> {
+        let (owner, token, estimate, weights) = (self.owner.clone(), self.token, self.spec.estimate, self.weights);
+        Arc::new(move |bytes| {
+            if let Some(owner) = owner.upgrade() {
+                owner.pool.set_measured(token, weights + estimate.working + bytes.max(estimate.kv_cache));
+            }
+        })
+    }
 }
 
 impl Drop for Model {
     fn drop(&mut self) {
         let slot = self.slot;
-        self.device.post_job(move |backend| {
-            backend.unload(slot);
-            if let Err(error) = backend.drain() {
+        self.device.post_job(move |bench| {
+            bench.unload(slot);
+            if let Err(error) = bench.drain() {
                 tracing::warn!(kind = %error.kind(), "drain after an unload failed");
             }
         });
@@ -92,6 +120,11 @@ pub(crate) struct Residency {
     /// How much of [`blocking`](Self::blocking) may run at once.
     blocking: Arc<Semaphore>,
     closed: AtomicBool,
+    places: Places,
+    clock: Arc<dyn Clock>,
+    stuck_after: Duration,
+    /// Somebody is already looking whether the device is stuck.
+    suspected: AtomicBool,
 }
 
 /// References remembered; hosts use a handful, and a forgotten one only costs reading headers again.
@@ -103,24 +136,39 @@ impl Residency {
         fake: Option<FakeDevice>,
         runtime: Arc<Runtime>,
         mut options: PoolOptions,
+        requests: &EngineOptions,
     ) -> Result<Arc<Self>> {
         let draining = device.clone();
         options.drain = Some(Arc::new(move || {
             let device = draining.clone();
             Box::pin(async move {
-                if let Err(error) = device.call("a drain", |backend| backend.drain()).await {
+                if let Err(error) = device.call("a drain", |bench| bench.drain()).await {
                     tracing::warn!(kind = %error.kind(), "drain failed");
                 }
             })
         }));
         options.probe = Some(device.gauge());
-        options.clock = Some(Arc::new(SystemClock::on(Arc::clone(&runtime))));
+        let clock = requests.clock.clone().unwrap_or_else(|| Arc::new(SystemClock::on(Arc::clone(&runtime))));
+        options.clock = Some(Arc::clone(&clock));
         options.spawner = Some(runtime.clone());
         let pool = Pool::new(options)?;
         let (table, names) = (Table::default(), Mutex::default());
         let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
         let blocking = Arc::new(Semaphore::new(cores.max(2)));
-        Ok(Arc::new(Self { device, fake, runtime, pool, table, names, blocking, closed: AtomicBool::new(false) }))
+        Ok(Arc::new(Self {
+            device,
+            fake,
+            runtime,
+            pool,
+            table,
+            names,
+            blocking,
+            closed: AtomicBool::new(false),
+            places: Places::new(requests.capacity.saturating_add(requests.queue)),
+            clock,
+            stuck_after: requests.stuck_after,
+            suspected: AtomicBool::new(false),
+        }))
     }
 
     pub(crate) fn pool(&self) -> &Pool {
@@ -129,6 +177,52 @@ impl Residency {
 
     pub(crate) fn device(&self) -> &DeviceThread {
         &self.device
+    }
+
+    pub(crate) fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
+    }
+
+    pub(crate) fn stuck_after(&self) -> Duration {
+        self.stuck_after
+    }
+
+    /// Requests taken on and not over.
+    pub(crate) fn requests(&self) -> usize {
+        self.places.taken()
+    }
+
+    /// Takes a request on, or says at once why not.
+    pub(crate) fn enter(&self) -> Result<Place> {
+        if self.is_closed() {
+            return Err(closed());
+        }
+        if self.device.is_stuck() {
+            return Err(unavailable());
+        }
+        self.places.take(self.device.next_id())
+    }
+
+    /// Has the device watched while nobody waits for it: should it not move for the bound, it counts as stuck.
+    pub(crate) fn suspect(self: &Arc<Self>) {
+        if self.suspected.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let this = Arc::clone(self);
+        self.spawn(async move {
+            this.device.observe(&*this.clock, this.stuck_after).await;
+            this.suspected.store(false, Ordering::Release);
+        });
+    }
+
+    /// Runs a request's way to the device; should the device be found stuck meanwhile, it ends at once.
+    pub(crate) async fn unless_stuck<T>(&self, way: impl Future<Output = Result<T>>) -> Result<T> {
+        let stuck = self.device.stuck();
+        tokio::select! {
+            biased;
+            result = way => result,
+            () = stuck => Err(unavailable()),
+        }
     }
 
     /// Runs a task on the engine's own thread.
@@ -239,8 +333,11 @@ impl Residency {
         // What this request's own load made, in case the pool lets it go at once: the request then runs on it (P26).
         let own: Arc<Mutex<Option<Arc<Model>>>> = Arc::default();
         let load = {
-            let (device, table, spec, own) = (self.device.clone(), Arc::clone(&self.table), Arc::clone(spec), Arc::clone(&own));
-            move |context: LoadContext| -> BoxFuture<'static, Result<Loaded>> { Box::pin(load(device, table, spec, own, context)) }
+            let (owner, table, spec, own) = (Arc::downgrade(self), Arc::clone(&self.table), Arc::clone(spec), Arc::clone(&own));
+            let device = self.device.clone();
+            move |context: LoadContext| -> BoxFuture<'static, Result<Loaded>> {
+                Box::pin(load(device, owner, table, spec, own, context))
+            }
         };
         let release = {
             let table = Arc::clone(&self.table);
@@ -258,6 +355,8 @@ impl Residency {
                 if matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Timeout | ErrorKind::Closed)
                     && (token.is_cancelled() || self.is_closed()) =>
             {
+                // What the device is at may be this request's load.
+                self.suspect();
                 return Err(self.interrupted(token));
             }
             Err(error) => return Err(error),
@@ -271,6 +370,7 @@ impl Residency {
 /// The load the pool runs once there is room: text side here, weights on the device, then the table.
 async fn load(
     device: DeviceThread,
+    residency: Weak<Residency>,
     table: Table,
     spec: Arc<ModelSpec>,
     own: Arc<Mutex<Option<Arc<Model>>>>,
@@ -282,15 +382,16 @@ async fn load(
     let owner = device.clone();
     // The model is made where it is loaded: should nobody take the answer, its drop gives the memory back.
     let (model, weights) = device
-        .call("a load", move |backend| {
+        .call("a load", move |bench| {
             let mut step = |fraction: f32| {
                 context.cancel.check()?;
                 context.progress.report(fraction);
                 Ok(())
             };
             step(0.0)?;
-            let loaded = backend.load(&spec, &mut step)?;
-            let model = Arc::new(Model { spec, text, slot: loaded.slot, device: owner });
+            let loaded = bench.load(&spec, &mut step)?;
+            let (weights, token) = (loaded.weight_bytes, context.token);
+            let model = Arc::new(Model { spec, text, slot: loaded.slot, weights, token, owner: residency, device: owner });
             // A cancel that came with the last report still counts (hazard D9).
             context.cancel.check()?;
             *own.lock() = Some(Arc::clone(&model));

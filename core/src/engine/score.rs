@@ -5,8 +5,9 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::generate::Prompt;
+use super::request::Link;
 use super::residency::Purpose;
-use super::{RequestOptions, Shared};
+use super::{RequestOptions, Shared, scoring};
 use crate::chat_template::RenderOptions;
 use crate::error::{Error, Result};
 use crate::tokenizer::EncodeOptions;
@@ -47,41 +48,23 @@ pub(super) async fn run(shared: &Arc<Shared>, request: ScoreRequest) -> Result<S
         return Err(Error::invalid("the completion is empty; give some text"));
     }
     let residency = &shared.residency;
-    let token = request.options.token(&shared.alive);
-    let used = residency.acquire(&request.model, Purpose::Score, &request.options, &token).await?;
-    let spec = Arc::clone(&used.model.spec);
-    let text = used.model.text.clone();
-    let tokens = move || {
-        let prompt = super::generate::prompt_tokens(&text, &request.prompt, &RenderOptions::default())?;
-        let plain = EncodeOptions { add_special: false, parse_special: false };
-        Ok((prompt, text.tokenizer.encode(&request.completion, plain)?.ids))
-    };
-    let (prompt, completion) = residency.blocking(&token, tokens).await?;
-    if prompt.is_empty() || completion.is_empty() {
-        return Err(Error::invalid("the prompt and the completion must each have at least one token"));
-    }
-    let total = prompt.len() + completion.len();
-    if total > spec.context {
-        return Err(Error::invalid(format!(
-            "the prompt and the completion have {total} tokens and the model's context is {}; shorten them",
-            spec.context
-        )));
-    }
-    let ids: Vec<u32> = prompt.iter().chain(&completion).copied().collect();
-    let (slot, from, model, cancel) = (used.model.slot, prompt.len(), Arc::clone(&used.model), token.clone());
-    let work = residency.device().call("scoring", move |backend| {
-        let scores = backend.score(slot, &ids, from, &mut || cancel.check());
-        drop(model);
-        scores
-    });
-    let logprobs = tokio::select! {
-        scores = work => scores?,
-        _ = token.cancelled() => return Err(residency.interrupted(&token)),
-    };
-    #[allow(clippy::cast_precision_loss)] // a completion is far shorter than 2^52
-    let mean_nll = -logprobs.iter().map(|&logprob| f64::from(logprob)).sum::<f64>() / logprobs.len() as f64;
-    if !mean_nll.is_finite() {
-        return Err(Error::new(crate::ErrorKind::Backend, "the model produced log-probabilities that are not finite"));
-    }
-    Ok(Score { tokens: completion, logprobs, mean_nll })
+    let place = residency.enter()?;
+    let token = request.options.token(shared);
+    let link = Link::new(residency, &token);
+    let (used, prompt, completion) = residency
+        .unless_stuck(async {
+            let used = residency.acquire(&request.model, Purpose::Score, &request.options, &token).await?;
+            let text = used.model.text.clone();
+            let tokens = move || {
+                let prompt = super::generate::prompt_tokens(&text, &request.prompt, &RenderOptions::default())?;
+                let plain = EncodeOptions { add_special: false, parse_special: false };
+                Ok((prompt, text.tokenizer.encode(&request.completion, plain)?.ids))
+            };
+            let (prompt, completion) = residency.blocking(&token, tokens).await?;
+            Ok((used, prompt, completion))
+        })
+        .await?;
+    let mut logprobs = scoring::compute(&link, (used, place), prompt, vec![completion.clone()]).await?;
+    let logprobs = logprobs.pop().unwrap_or_default();
+    Ok(Score { mean_nll: -scoring::mean(&logprobs), tokens: completion, logprobs })
 }

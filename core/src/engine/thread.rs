@@ -1,58 +1,113 @@
 //! The one thread that owns a device: everything of MLX is created, used and dropped here, because MLX's streams and encoders
-//! belong to threads. Work reaches it as messages; generation rows take turns between messages, one step at a time.
+//! belong to threads. Work reaches it as messages: jobs, which run once, and requests, which move unit by unit as the scheduler decides.
 
-use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
-use super::backend::{Advance, Backend, Chooser, DeviceInfo, Row, Slot};
+use super::backend::{Backend, DeviceInfo, Loaded, Slot};
 use super::exit::{self, Running};
 use super::mlx::Mlx;
+use super::scheduler::{Id, Sizes};
+use super::work::{Task, Work};
+use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
+use crate::model::ModelSpec;
 use crate::pool::{MemoryProbe, MemoryReading};
 
-/// A generation as the thread sees it. Called on the owner thread only, and must not block.
-pub(crate) trait RowTask: Chooser + Send {
-    fn slot(&self) -> Slot;
-    /// The prompt's token ids, given once.
-    fn take_prompt(&mut self) -> Vec<u32>;
-    /// Why the row must end now (cancelled, timed out, nobody listens), looked at before every step.
-    fn interrupted(&self) -> Option<Ending>;
-    /// Whether the reader has room; a row without it is passed over and keeps its place.
-    fn has_room(&self) -> bool;
-    fn on_prefill(&mut self, done: usize);
-    /// Takes a token; `Some` ends the row.
-    fn on_token(&mut self, token: u32) -> Result<Option<Ending>>;
-    /// The terminal event. The row's device memory is already back.
-    fn finish(self: Box<Self>, ending: Result<Ending>);
+/// What a job may do on the thread: the device itself, and loading, which lets the running requests go on in between.
+pub(crate) struct Bench<'a> {
+    backend: &'a mut dyn Backend,
+    work: &'a mut Work,
+    progress: &'a Progress,
 }
 
-/// Why a row ended without an error.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Ending {
-    /// An end-of-turn token or a stop string.
-    Stop,
-    /// `max_tokens` reached.
-    Length,
-    /// The model's context is full.
-    Context,
-    /// Cancelled, out of time, or abandoned.
-    Interrupted,
+impl Bench<'_> {
+    /// Loads a model. Between its tensors the running requests get as much of the time as the load itself.
+    pub(crate) fn load(&mut self, spec: &ModelSpec, step: &mut dyn FnMut(f32) -> Result<()>) -> Result<Loaded> {
+        let (work, progress) = (&mut *self.work, self.progress);
+        let (mut since, mut owed) = (Instant::now(), Duration::ZERO);
+        self.backend.load(spec, &mut |backend, fraction| {
+            progress.moved();
+            step(fraction)?;
+            owed += since.elapsed();
+            let mut now = Instant::now();
+            while owed > Duration::ZERO && work.turn(backend) {
+                progress.moved();
+                owed = owed.saturating_sub(now.elapsed());
+                now = Instant::now();
+            }
+            // Time nobody wanted is not saved up.
+            owed = owed.min(Duration::from_millis(100));
+            since = Instant::now();
+            Ok(())
+        })
+    }
+
+    /// Drops a model and returns its memory to the operating system.
+    pub(crate) fn unload(&mut self, slot: Slot) {
+        self.backend.unload(slot);
+        self.work.forget(slot);
+    }
+
+    pub(crate) fn set_sizes(&mut self, sizes: Sizes) {
+        self.work.set_sizes(sizes);
+    }
 }
 
-type Job = Box<dyn FnOnce(&mut dyn Backend) + Send>;
+impl<'a> Deref for Bench<'a> {
+    type Target = dyn Backend + 'a;
+
+    fn deref(&self) -> &Self::Target {
+        self.backend
+    }
+}
+
+impl DerefMut for Bench<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        self.backend
+    }
+}
+
+type Job = Box<dyn FnOnce(&mut Bench<'_>) + Send>;
 
 enum Message {
     Job(Job),
-    Row(Box<dyn RowTask>),
-    /// A reader made room, or a request was cancelled: look at the rows again.
+    Task(Id, Task),
+    /// A reader made room, or a request was cancelled: look at the requests again.
     Wake,
+}
+
+/// How far the thread has come, so that others can see that it is stuck. Even while it rests, odd while it works, and another
+/// number for each piece of work.
+#[derive(Debug, Default)]
+struct Progress {
+    now: AtomicU64,
+    /// The piece of work that somebody has waited for in vain.
+    stuck: AtomicU64,
+}
+
+impl Progress {
+    /// The piece of work under way.
+    fn working(&self) -> Option<u64> {
+        Some(self.now.load(Ordering::Acquire)).filter(|now| now % 2 == 1)
+    }
+
+    /// The next piece of the same work.
+    fn moved(&self) {
+        self.now.fetch_add(2, Ordering::AcqRel);
+    }
+
+    fn toggle(&self) {
+        self.now.fetch_add(1, Ordering::AcqRel);
+    }
 }
 
 /// Readings that never wait for the thread.
@@ -91,6 +146,10 @@ pub(crate) struct DeviceThread {
 struct Inner {
     sender: Sender<Message>,
     gauge: Arc<Gauge>,
+    progress: Arc<Progress>,
+    /// Counts the times the thread was found stuck.
+    stuck: watch::Sender<u64>,
+    last_id: AtomicU64,
     device: DeviceInfo,
 }
 
@@ -124,14 +183,15 @@ impl DeviceThread {
         let (sender, receiver) = channel();
         let (ready, made) = channel();
         let gauge = Arc::new(Gauge::default());
-        let shared = Arc::clone(&gauge);
+        let progress = Arc::new(Progress::default());
+        let (shared, moving) = (Arc::clone(&gauge), Arc::clone(&progress));
         let body = move || {
             let backend =
                 catch_unwind(AssertUnwindSafe(make)).unwrap_or_else(|panic| Err(panic_error("starting the device", &*panic)));
             match backend {
                 Ok((backend, running)) => {
                     let _ = ready.send(Ok(backend.device()));
-                    Owner { backend, running, receiver, rows: VecDeque::new(), gauge: shared }.run();
+                    Owner { backend, running, receiver, work: Work::new(), gauge: shared, progress: moving }.run();
                 }
                 Err(error) => {
                     let _ = ready.send(Err(error));
@@ -143,7 +203,8 @@ impl DeviceThread {
             .spawn(body)
             .map_err(|error| Error::new(ErrorKind::OutOfMemory, "cannot start the device thread").with_source(error))?;
         let device = made.recv().map_err(|_| Error::internal("the device thread ended before it was ready"))??;
-        Ok((Self { inner: Arc::new(Inner { sender, gauge, device }) }, handle))
+        let inner = Inner { sender, gauge, progress, stuck: watch::Sender::new(0), last_id: AtomicU64::new(0), device };
+        Ok((Self { inner: Arc::new(inner) }, handle))
     }
 
     pub(crate) fn device(&self) -> &DeviceInfo {
@@ -159,31 +220,69 @@ impl DeviceThread {
     pub(crate) async fn call<T: Send + 'static>(
         &self,
         what: &'static str,
-        job: impl FnOnce(&mut dyn Backend) -> Result<T> + Send + 'static,
+        job: impl FnOnce(&mut Bench<'_>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (reply, answer) = oneshot::channel();
-        self.post(Message::Job(Box::new(move |backend| {
-            let result = catch_unwind(AssertUnwindSafe(|| job(backend))).unwrap_or_else(|panic| Err(panic_error(what, &*panic)));
+        self.post(Message::Job(Box::new(move |bench: &mut Bench<'_>| {
+            let result = catch_unwind(AssertUnwindSafe(|| job(bench))).unwrap_or_else(|panic| Err(panic_error(what, &*panic)));
             let _ = reply.send(result);
         })))?;
         answer.await.unwrap_or_else(|_| Err(closed()))
     }
 
     /// Runs `job` on the thread without waiting for it; nothing happens when the thread is gone, since its state is too.
-    pub(crate) fn post_job(&self, job: impl FnOnce(&mut dyn Backend) + Send + 'static) {
+    pub(crate) fn post_job(&self, job: impl FnOnce(&mut Bench<'_>) + Send + 'static) {
         let _ = self.inner.sender.send(Message::Job(Box::new(job)));
     }
 
-    /// Adds a generation row. When the thread is gone the task is finished here with `Closed`.
-    pub(crate) fn add_row(&self, task: Box<dyn RowTask>) {
-        if let Err(unsent) = self.inner.sender.send(Message::Row(task))
-            && let Message::Row(task) = unsent.0
+    /// The number of a new request; later ones are higher.
+    pub(crate) fn next_id(&self) -> Id {
+        Id(self.inner.last_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Adds a request. When the thread is gone it is finished here with `Closed`.
+    pub(crate) fn add(&self, id: Id, task: Task) {
+        if let Err(unsent) = self.inner.sender.send(Message::Task(id, task))
+            && let Message::Task(_, task) = unsent.0
         {
             task.finish(Err(closed()));
         }
     }
 
-    /// Makes the thread look at its rows again.
+    /// Whether the thread is in the middle of something.
+    pub(crate) fn is_working(&self) -> bool {
+        self.inner.progress.working().is_some()
+    }
+
+    /// Whether the thread was found stuck and has not moved since.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.inner.progress.working().is_some_and(|now| now == self.inner.progress.stuck.load(Ordering::Acquire))
+    }
+
+    /// Completes when the thread is found stuck, from now on.
+    pub(crate) fn stuck(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut changes = self.inner.stuck.subscribe();
+        async move {
+            let _ = changes.changed().await;
+        }
+    }
+
+    /// Waits for `bound` and says whether the thread was at one and the same piece of work all the time; then it counts as stuck
+    /// until it comes back.
+    pub(crate) async fn observe(&self, clock: &dyn Clock, bound: Duration) -> bool {
+        let before = self.inner.progress.working();
+        match clock.now().checked_add(bound) {
+            Some(until) => clock.sleep_until(until).await,
+            None => std::future::pending().await,
+        }
+        let Some(before) = before.filter(|_| self.inner.progress.working() == before) else { return false };
+        if self.inner.progress.stuck.swap(before, Ordering::AcqRel) != before {
+            self.inner.stuck.send_modify(|times| *times += 1);
+        }
+        true
+    }
+
+    /// Makes the thread look at its requests again.
     pub(crate) fn wake(&self) {
         let _ = self.inner.sender.send(Message::Wake);
     }
@@ -213,25 +312,20 @@ pub(crate) fn panic_error(what: &str, panic: &(dyn std::any::Any + Send)) -> Err
     Error::internal(format!("{what} panicked: {}", text.unwrap_or("its message is withheld, for it may quote a user's text")))
 }
 
-struct ActiveRow {
-    /// `None` until the backend has begun the row.
-    row: Option<Row>,
-    task: Box<dyn RowTask>,
-}
-
 struct Owner<B> {
     backend: B,
     /// Kept while this thread may touch MLX; a fake has none.
     running: Option<Running>,
     receiver: Receiver<Message>,
-    rows: VecDeque<ActiveRow>,
+    work: Work,
     gauge: Arc<Gauge>,
+    progress: Arc<Progress>,
 }
 
 impl<B: Backend> Owner<B> {
     fn run(mut self) {
         self.scoped(|_| ());
-        // `idle` rounds found no row that could move: then the thread sleeps until a message comes.
+        // When no request can move the thread sleeps until a message comes.
         let mut idle = true;
         loop {
             if self.running.is_some() && exit::requested() {
@@ -239,93 +333,48 @@ impl<B: Backend> Owner<B> {
                 self.running = None;
                 exit::rest();
             }
-            let message = if idle {
+            if idle {
                 match self.receiver.recv() {
-                    Ok(message) => Some(message),
+                    Ok(message) => drop(self.take(message)),
                     Err(_) => return self.shut_down(),
                 }
-            } else {
+            }
+            // One job at most before the next turn: a queue that never empties must not hold streams up.
+            loop {
                 match self.receiver.try_recv() {
-                    Ok(message) => Some(message),
-                    Err(TryRecvError::Empty) => None,
+                    Ok(message) => {
+                        if self.take(message) {
+                            break;
+                        }
+                    }
+                    Err(TryRecvError::Empty) => break,
                     Err(TryRecvError::Disconnected) => return self.shut_down(),
                 }
-            };
-            match message {
-                Some(Message::Job(job)) => {
-                    self.run_job(job);
-                    // One step of a row follows each job: a queue that never empties must not hold streams up.
-                    idle = !self.round();
-                }
-                Some(Message::Row(task)) => {
-                    self.rows.push_back(ActiveRow { row: None, task });
-                    idle = false;
-                }
-                Some(Message::Wake) => idle = self.rows.is_empty(),
-                None => idle = !self.round(),
             }
+            idle = self.work.is_empty() || !self.scoped(|owner| owner.work.turn(&mut owner.backend));
         }
     }
 
-    /// Gives the next row that can move one step; false when none can.
-    fn round(&mut self) -> bool {
-        for _ in 0..self.rows.len() {
-            let Some(mut active) = self.rows.pop_front() else { return false };
-            if let Some(ending) = active.task.interrupted() {
-                self.finish(active, Ok(ending));
+    /// True when the message was a job.
+    fn take(&mut self, message: Message) -> bool {
+        match message {
+            Message::Job(job) => {
+                self.run_job(job);
                 return true;
             }
-            if !active.task.has_room() {
-                self.rows.push_back(active);
-                continue;
-            }
-            let step = self.scoped(|owner| catch_unwind(AssertUnwindSafe(|| owner.step(&mut active))));
-            let step = step.unwrap_or_else(|panic| Err(panic_error("a generation step", &*panic)));
-            match step {
-                Ok(None) => self.rows.push_back(active),
-                Ok(Some(ending)) => self.finish(active, Ok(ending)),
-                Err(error) => self.finish(active, Err(error)),
-            }
-            return true;
+            Message::Task(id, task) => self.work.add(id, task),
+            Message::Wake => {}
         }
         false
     }
 
-    fn step(&mut self, active: &mut ActiveRow) -> Result<Option<Ending>> {
-        let row = match active.row {
-            Some(row) => row,
-            None => {
-                let row = self.backend.begin(active.task.slot(), active.task.take_prompt())?;
-                active.row = Some(row);
-                row
-            }
-        };
-        match self.backend.advance(row, &mut *active.task)? {
-            Advance::Prefilled(done) => {
-                active.task.on_prefill(done);
-                Ok(None)
-            }
-            Advance::Token(token) => active.task.on_token(token),
-        }
-    }
-
-    /// Frees the row's memory, then delivers the terminal event.
-    fn finish(&mut self, active: ActiveRow, ending: Result<Ending>) {
-        if let Some(row) = active.row {
-            let _ = self.scoped(|owner| catch_unwind(AssertUnwindSafe(|| owner.backend.end(row))));
-        }
-        let _ = catch_unwind(AssertUnwindSafe(|| active.task.finish(ending)));
-    }
-
     fn shut_down(mut self) {
-        while let Some(active) = self.rows.pop_front() {
-            self.finish(active, Err(closed()));
-        }
+        self.scoped(|owner| owner.work.shut_down(&mut owner.backend, &closed()));
         // Jobs posted before the last handle went still run: releases among them are awaited by their senders.
         while let Ok(message) = self.receiver.try_recv() {
             match message {
                 Message::Job(job) => self.run_job(job),
-                Message::Row(task) => task.finish(Err(closed())),
+                Message::Task(_, task) => task.finish(Err(closed())),
                 Message::Wake => {}
             }
         }
@@ -334,7 +383,10 @@ impl<B: Backend> Owner<B> {
 
     fn run_job(&mut self, job: Job) {
         // The job catches its own panics to report them; this guard is for the ones without a reply.
-        let _ = self.scoped(|owner| catch_unwind(AssertUnwindSafe(|| job(&mut owner.backend))));
+        self.scoped(|owner| {
+            let mut bench = Bench { backend: &mut owner.backend, work: &mut owner.work, progress: &owner.progress };
+            let _ = catch_unwind(AssertUnwindSafe(|| job(&mut bench)));
+        });
     }
 
     fn read_gauge(&self) {
@@ -346,8 +398,10 @@ impl<B: Backend> Owner<B> {
     fn scoped<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
         #[cfg(target_vendor = "apple")]
         let _pool = autorelease::Pool::new();
+        self.progress.toggle();
         let result = work(self);
         self.read_gauge();
+        self.progress.toggle();
         result
     }
 }

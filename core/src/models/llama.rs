@@ -8,7 +8,7 @@ use mlx_rs::{Array, ops};
 
 use super::Decoder;
 use crate::error::{Error, Result};
-use crate::kv_cache::{KvCache, LayerCache};
+use crate::kv_cache::{KvCache, LayerCache, Pass};
 use crate::model::config::{DecoderConfig, DecoderDefaults, RopeScaling};
 use crate::nn::{Embedding, Linear, RmsNorm, Rope, join_heads, silu, split_heads};
 use crate::weights::Weights;
@@ -52,21 +52,21 @@ impl Attention {
     }
 
     /// `queries` are the positions attended from: all of `x`, or only its last one.
-    fn forward(&self, x: &Array, queries: &Array, rope: &Rope, cache: &mut LayerCache) -> Result<Array> {
-        let offset = cache.len();
+    fn forward(&self, x: &Array, queries: &Array, rope: &Rope, cache: &mut LayerCache, pass: &Pass) -> Result<Array> {
         let normed =
             |norm: &Option<RmsNorm>, heads: Array| norm.as_ref().map_or_else(|| Ok(heads.clone()), |norm| norm.forward(&heads));
         let q = normed(&self.q_norm, split_heads(&self.q.forward(queries)?, self.heads)?)?;
         let k = normed(&self.k_norm, split_heads(&self.k.forward(x)?, self.kv_heads)?)?;
         let v = split_heads(&self.v.forward(x)?, self.kv_heads)?;
-        let q = rope.forward(&q, offset + x.dim(1) - queries.dim(1))?;
-        let (k, v) = cache.append(&rope.forward(&k, offset)?, &v)?;
+        let q = rope.forward(&q, pass.offset(x.dim(1) - queries.dim(1)))?;
+        let (k, v) = cache.append(&rope.forward(&k, pass.offset(0))?, &v, pass)?;
         // One query sees everything before it; several need the causal mask, which MLX aligns to the end of the keys.
-        let attended = if q.dim(2) > 1 {
-            scaled_dot_product_attention(&q, &k, &v, self.scale, ScaledDotProductAttentionMask::Causal, None)?
-        } else {
-            scaled_dot_product_attention(&q, &k, &v, self.scale, None, None)?
+        let mask = match pass.mask() {
+            Some(mask) => Some(ScaledDotProductAttentionMask::Array(mask)),
+            None if q.dim(2) > 1 => Some(ScaledDotProductAttentionMask::Causal),
+            None => None,
         };
+        let attended = scaled_dot_product_attention(&q, &k, &v, self.scale, mask, None)?;
         self.o.forward(&join_heads(&attended)?)
     }
 }
@@ -148,6 +148,7 @@ impl Llama {
     /// Final states of every position, or of the last one only.
     fn run(&self, ids: &Array, cache: &mut KvCache, last_only: bool) -> Result<Array> {
         let mut x = self.embedding.forward(ids)?;
+        let pass = cache.pass(ids.dim(1))?;
         for (index, layer) in self.layers.iter().enumerate() {
             let normed = layer.before_attention.forward(&x)?;
             let mut queries = normed.clone();
@@ -155,9 +156,10 @@ impl Llama {
                 queries = last_position(&normed)?;
                 x = last_position(&x)?;
             }
-            x = ops::add(x, layer.attention.forward(&normed, &queries, &self.rope, cache.layer(index))?)?;
+            x = ops::add(x, layer.attention.forward(&normed, &queries, &self.rope, cache.layer(index), &pass)?)?;
             x = ops::add(&x, layer.mlp.forward(&layer.before_mlp.forward(&x)?)?)?;
         }
+        cache.advance(&pass);
         self.norm.forward(&x)
     }
 }
@@ -181,8 +183,8 @@ impl Decoder for Llama {
         self.head.as_ref().map_or_else(|| self.embedding.as_linear(hidden), |head| head.forward(hidden))
     }
 
-    fn new_cache(&self) -> KvCache {
-        KvCache::new(self.layers.len())
+    fn new_cache(&self, rows: usize) -> KvCache {
+        KvCache::new(self.layers.len(), rows)
     }
 }
 

@@ -1,0 +1,268 @@
+//! A generation on the device thread: chooses its tokens, turns them into text, and delivers them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::{Chunk, Coalesce, Event, Finish, Shares, Summary};
+use crate::engine::backend::{Chooser, Slot};
+use crate::engine::request::Place;
+use crate::engine::residency::Used;
+use crate::engine::scheduler::Id;
+use crate::engine::work::{Ending, Generating, Request};
+use crate::engine::{Timings, closed};
+use crate::error::{Error, Result};
+use crate::sampler::{Sampler, TokenLogprobs, logprobs};
+use crate::text_stream::{StopMatcher, TextStream};
+
+pub(super) struct Out {
+    pub(super) sender: mpsc::Sender<Result<Event>>,
+    pub(super) shares: Arc<Shares>,
+    /// Its drop tells the watcher of cancels that the row has ended.
+    pub(super) _ended: oneshot::Sender<()>,
+}
+
+/// A generation on the device thread.
+pub(super) struct GenerateRow {
+    pub(super) slot: Slot,
+    pub(super) prompt: Vec<u32>,
+    /// Prompt and answer so far, for the repetition penalty.
+    pub(super) seen: Vec<u32>,
+    pub(super) sampler: Sampler,
+    pub(super) seed: Option<u64>,
+    /// The device may choose the likeliest token itself.
+    pub(super) direct: bool,
+    pub(super) logprobs: Option<usize>,
+    /// Log-probabilities of tokens chosen but not taken yet.
+    pub(super) pending: VecDeque<TokenLogprobs>,
+    pub(super) prompt_tokens: usize,
+    pub(super) dropped: usize,
+    pub(super) produced: usize,
+    pub(super) limit: usize,
+    /// What reaching `limit` means.
+    pub(super) at_limit: Ending,
+    pub(super) eos: Vec<u32>,
+    pub(super) decoder: TextStream,
+    pub(super) stops: StopMatcher,
+    pub(super) stop_index: Option<usize>,
+    pub(super) chunk: Chunk,
+    pub(super) coalesce: Coalesce,
+    /// When the last chunk went out.
+    pub(super) sent: Option<Instant>,
+    pub(super) reuse: bool,
+    pub(super) cached: usize,
+    pub(super) out: Option<Out>,
+    pub(super) began: Instant,
+    pub(super) queue: Duration,
+    pub(super) started: Option<Instant>,
+    pub(super) first: Option<Instant>,
+    pub(super) last: Option<Instant>,
+    /// The use of the model and the place in the engine, until the terminal event.
+    pub(super) held: Option<(Used, Place)>,
+}
+
+impl Chooser for GenerateRow {
+    fn is_greedy(&self) -> bool {
+        self.direct
+    }
+
+    fn is_last(&self) -> bool {
+        self.produced + 1 >= self.limit
+    }
+
+    fn choose(&mut self, logits: &[f32]) -> Result<u32> {
+        let token = self.sampler.sample(logits, &self.seen)?;
+        if let Some(count) = self.logprobs {
+            self.pending.push_back(logprobs(logits, token, count)?);
+        }
+        Ok(token)
+    }
+}
+
+impl GenerateRow {
+    pub(super) fn id(&self) -> Id {
+        self.held.as_ref().map_or(Id(u64::MAX), |(_, place)| place.id)
+    }
+
+    fn load(&self) -> Option<Duration> {
+        self.held.as_ref().and_then(|(used, _)| used.load)
+    }
+
+    fn out(&self) -> Option<&Out> {
+        self.out.as_ref()
+    }
+
+    /// Passes text through the stop strings into the chunk; true when one was found.
+    fn add_text(&mut self, text: &str) -> bool {
+        let step = self.stops.push(text);
+        self.chunk.text.push_str(&step.text);
+        self.stop_index = step.stop;
+        step.stop.is_some()
+    }
+
+    /// Whether the chunk goes out now.
+    fn is_due(&self, now: Instant) -> bool {
+        let Coalesce { tokens, interval } = self.coalesce;
+        let Some(sent) = self.sent else { return true };
+        self.chunk.token_ids.len() >= tokens || (!interval.is_zero() && now.duration_since(sent) >= interval)
+    }
+
+    fn send_chunk(&mut self) {
+        self.sent = Some(Instant::now());
+        let chunk = std::mem::take(&mut self.chunk);
+        if chunk != Chunk::default()
+            && let Some(out) = &self.out
+        {
+            // Room was checked before the step; a reader that has gone is seen at the next one.
+            let _ = out.sender.try_send(Ok(Event::Chunk(chunk)));
+        }
+    }
+
+    fn summary(&self, finish: Finish) -> Summary {
+        let seconds = |from: Option<Instant>, to: Option<Instant>| Some(to?.duration_since(from?).as_secs_f64());
+        Summary {
+            finish,
+            stop_index: self.stop_index,
+            prompt_tokens: self.prompt_tokens,
+            dropped_tokens: self.dropped,
+            cached_tokens: self.cached,
+            completion_tokens: self.produced,
+            seed: self.seed,
+            timings: Timings {
+                queue_s: self.queue.as_secs_f64(),
+                load_s: self.load().map(|load| load.as_secs_f64()),
+                prefill_s: seconds(self.started, self.first),
+                decode_s: seconds(self.first, self.last).filter(|_| self.produced > 1),
+                total_s: self.began.elapsed().as_secs_f64(),
+            },
+        }
+    }
+}
+
+impl Drop for GenerateRow {
+    /// A row that goes without its terminal event (its `finish` panicked) must not leave the reader waiting.
+    fn drop(&mut self) {
+        self.held = None;
+        if let Some(out) = self.out.take() {
+            let _ = out.sender.try_send(Err(Error::internal("the generation ended without a result")));
+        }
+    }
+}
+
+impl Request for GenerateRow {
+    fn slot(&self) -> Slot {
+        self.slot
+    }
+
+    fn interrupted(&self) -> Option<Ending> {
+        let out = self.out()?;
+        if out.shares.link.token.is_cancelled() || out.sender.is_closed() {
+            return Some(Ending::Interrupted);
+        }
+        // Nothing to do at all: max_tokens 0, or a prompt that fills the context.
+        (self.limit == 0).then(|| self.at_limit.clone())
+    }
+
+    fn begun(&mut self) {
+        // Waiting for other requests on the device is queueing too.
+        self.queue = self.began.elapsed().saturating_sub(self.load().unwrap_or_default());
+        self.started = Some(Instant::now());
+        if let Some(out) = &self.out {
+            out.shares.link.begun.store(true, Ordering::Release);
+        }
+    }
+
+    fn finish(mut self: Box<Self>, ending: Result<Ending>) {
+        let finish = match ending {
+            Ok(Ending::Stop) => Ok(Finish::Stop),
+            Ok(Ending::Length) => Ok(Finish::Length),
+            Ok(Ending::Context) => Ok(Finish::Context),
+            Ok(Ending::Interrupted) => self.out().map_or_else(|| Err(closed()), |out| out.shares.interrupted()),
+            Err(error) => Err(error),
+        };
+        let event = finish.and_then(|finish| {
+            // Text held back for an unfinished character or a possible stop string comes out now.
+            if self.stop_index.is_none() {
+                let rest = self.decoder.finish()?.unwrap_or_default();
+                if !self.add_text(&rest) {
+                    let held = self.stops.finish().unwrap_or_default();
+                    self.chunk.text.push_str(&held);
+                }
+            }
+            Ok(Event::Finished(self.summary(finish)))
+        });
+        // The use ends before the terminal event is delivered (invariant 7).
+        self.held = None;
+        let Some(out) = self.out.take() else { return };
+        let chunk = std::mem::take(&mut self.chunk);
+        if event.is_ok() && chunk != Chunk::default() {
+            let _ = out.sender.try_send(Ok(Event::Chunk(chunk)));
+        }
+        let _ = out.sender.try_send(event);
+    }
+}
+
+impl Generating for GenerateRow {
+    fn prompt_tokens(&self) -> usize {
+        self.prompt.len()
+    }
+
+    fn take_prompt(&mut self) -> (Vec<u32>, bool) {
+        (std::mem::take(&mut self.prompt), self.reuse)
+    }
+
+    fn on_cached(&mut self, tokens: usize) {
+        self.cached = tokens;
+    }
+
+    fn has_room(&self) -> bool {
+        let Some(out) = self.out() else { return true };
+        if out.sender.capacity() > 1 {
+            return true;
+        }
+        // Said before looking again, so that a reader between the two looks sees it.
+        out.shares.stalled.store(true, Ordering::Release);
+        out.sender.capacity() > 1
+    }
+
+    fn may_join(&self, tokens: usize) -> bool {
+        self.held.as_ref().is_none_or(|(used, _)| used.model.has_room(tokens))
+    }
+
+    fn on_token(&mut self, token: u32) -> Result<Option<Ending>> {
+        let now = Instant::now();
+        self.first.get_or_insert(now);
+        let logprobs = self.pending.pop_front();
+        if self.eos.contains(&token) {
+            return Ok(Some(Ending::Stop));
+        }
+        self.last = Some(now);
+        self.produced += 1;
+        self.seen.push(token);
+        self.chunk.token_ids.push(token);
+        self.chunk.logprobs.extend(logprobs);
+        let text = self.decoder.push(token)?;
+        let stopped = text.is_some_and(|text| self.add_text(&text));
+        let ending = if stopped {
+            Some(Ending::Stop)
+        } else if self.produced >= self.limit {
+            Some(self.at_limit.clone())
+        } else {
+            None
+        };
+        if ending.is_none() && self.is_due(now) {
+            self.send_chunk();
+        }
+        Ok(ending)
+    }
+
+    fn account(&self) -> Arc<dyn Fn(u64) + Send + Sync> {
+        match &self.held {
+            Some((used, _)) => used.model.account(),
+            None => Arc::new(|_| ()),
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! What all requests share: a bounded number of places, what ends a request early, and when a caller stops waiting for the device.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::residency::Residency;
+use super::scheduler::Id;
+use crate::cancel::{CancelReason, CancelToken};
+use crate::error::{Error, ErrorKind, Result};
+
+/// How long a request whose time is up waits for the device to let go of it before the caller hears of it all the same.
+const TIMEOUT_GRACE: Duration = Duration::from_millis(100);
+
+/// A request's place among those the engine has taken on; dropping it frees the place.
+pub(crate) struct Place {
+    pub(crate) id: Id,
+    taken: Arc<AtomicUsize>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.taken.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// The places of an engine.
+pub(crate) struct Places {
+    taken: Arc<AtomicUsize>,
+    limit: usize,
+}
+
+impl Places {
+    pub(crate) fn new(limit: usize) -> Self {
+        Self { taken: Arc::default(), limit }
+    }
+
+    /// Requests taken on and not over.
+    pub(crate) fn taken(&self) -> usize {
+        self.taken.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn take(&self, id: Id) -> Result<Place> {
+        let free = |taken: usize| (taken < self.limit).then_some(taken + 1);
+        match self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, free) {
+            Ok(_) => Ok(Place { id, taken: Arc::clone(&self.taken) }),
+            Err(taken) => Err(Error::new(
+                ErrorKind::Busy,
+                format!(
+                    "{taken} requests are running or waiting and the engine takes {}; try again later or raise queue",
+                    self.limit
+                ),
+            )),
+        }
+    }
+}
+
+/// What ends a request early, and whether the device has begun it.
+#[derive(Clone)]
+pub(crate) struct Link {
+    pub(crate) residency: Arc<Residency>,
+    pub(crate) token: CancelToken,
+    pub(crate) begun: Arc<AtomicBool>,
+}
+
+impl Link {
+    pub(crate) fn new(residency: &Arc<Residency>, token: &CancelToken) -> Self {
+        Self { residency: Arc::clone(residency), token: token.clone(), begun: Arc::default() }
+    }
+
+    /// Why the request ends now, as its caller is told.
+    pub(crate) fn interrupted(&self) -> Error {
+        self.residency.interrupted(&self.token)
+    }
+
+    /// Waits for the device's answer, for as long as that makes sense.
+    pub(crate) async fn answer<T>(&self, answer: oneshot::Receiver<Result<T>>) -> Result<T> {
+        tokio::select! {
+            biased;
+            answer = answer => match answer {
+                // A cancel that races the end wins (spec C6).
+                Ok(Ok(_)) if self.token.is_cancelled() => Err(self.interrupted()),
+                Ok(answer) => answer,
+                Err(_) => Err(super::closed()),
+            },
+            error = self.given_up() => Err(error),
+        }
+    }
+
+    /// Completes when the caller must not wait for the device any longer, with what it is told:
+    /// - the device is stuck and has not begun the request: at once;
+    /// - the request was cancelled and the device does not come back: after the engine's bound, and the device counts as stuck;
+    /// - the request's time is up: after a moment in which the device usually comes back; if it does not, the bound decides
+    ///   whether it counts as stuck while nobody waits.
+    ///
+    /// Else the device ends the request before its next unit, and its answer comes first.
+    pub(crate) async fn given_up(&self) -> Error {
+        let device = self.residency.device();
+        let stuck = async {
+            device.stuck().await;
+            if self.begun.load(Ordering::Acquire) {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            _ = self.token.cancelled() => {}
+            () = stuck => {
+                self.token.cancel();
+                return unavailable();
+            }
+        }
+        device.wake();
+        let (clock, bound) = (self.residency.clock(), self.residency.stuck_after());
+        if self.token.reason() == Some(CancelReason::Timeout) {
+            if let Some(until) = clock.now().checked_add(TIMEOUT_GRACE) {
+                clock.sleep_until(until).await;
+            }
+            self.residency.suspect();
+        } else {
+            while !device.observe(&**clock, bound).await {}
+        }
+        self.interrupted()
+    }
+}
+
+/// The device is stuck: nothing new is begun on it.
+pub(crate) fn unavailable() -> Error {
+    Error::new(
+        ErrorKind::Busy,
+        "the device has not come back from earlier work (quarantined); it serves again by itself when it does, so try again later",
+    )
+}

@@ -1,0 +1,373 @@
+//! The requests the owner thread has in hand: carries out what the scheduler decides, unit by unit, and ends what is over.
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use super::backend::{Backend, Chooser, Prefill, Row, Slot, Stepping, TokenBatch};
+use super::scheduler::{Conditions, Id, Item, Scheduler, Sizes, Unit};
+use super::thread::panic_error;
+use crate::error::{Error, Result};
+
+/// Why a request ended without an error.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// Everything asked for is done; for a generation: an end-of-turn token or a stop string.
+    Stop,
+    /// `max_tokens` reached.
+    Length,
+    /// The model's context is full.
+    Context,
+    /// Cancelled, out of time, or abandoned.
+    Interrupted,
+}
+
+/// A request on the owner thread. Called there only, and must not block.
+pub(crate) trait Request: Send {
+    fn slot(&self) -> Slot;
+    /// Why the request must end now (cancelled, timed out, nobody listens), looked at between all units.
+    fn interrupted(&self) -> Option<Ending>;
+    /// The first unit is about to run.
+    fn begun(&mut self);
+    /// The terminal event. What the request held on the device is already back.
+    fn finish(self: Box<Self>, ending: Result<Ending>);
+}
+
+/// A generation.
+pub(crate) trait Generating: Request + Chooser {
+    /// Tokens of the prompt.
+    fn prompt_tokens(&self) -> usize;
+    /// The prompt's token ids, given once, and whether kept prompts may serve it.
+    fn take_prompt(&mut self) -> (Vec<u32>, bool);
+    /// So many tokens of the prompt need not be computed.
+    fn on_cached(&mut self, tokens: usize);
+    /// Whether the reader has room; a row without it is passed over and keeps its place.
+    fn has_room(&self) -> bool;
+    /// Whether there is memory for so many tokens of keys and values of its model.
+    fn may_join(&self, tokens: usize) -> bool;
+    /// Takes a token; `Some` ends the row.
+    fn on_token(&mut self, token: u32) -> Result<Option<Ending>>;
+    /// Told to the account when the bytes of the model's keys and values have changed.
+    fn account(&self) -> Arc<dyn Fn(u64) + Send + Sync>;
+}
+
+/// What a batch of texts is computed by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Encoding {
+    Embed,
+    Classify,
+}
+
+/// Texts to embed or to rank.
+pub(crate) trait Encoder: Request {
+    fn kind(&self) -> Encoding;
+    /// Tokens of each text.
+    fn lengths(&self) -> Vec<usize>;
+    /// The ids and segment ids of one text, taken once.
+    fn take(&mut self, index: usize) -> (Vec<u32>, Vec<u32>);
+    /// Takes the numbers of one text; true when all are there.
+    fn on_row(&mut self, index: usize, row: Vec<f32>) -> Result<bool>;
+}
+
+/// A scoring: it knows its own steps.
+pub(crate) trait Scoring: Request {
+    /// One step; `Some` ends it.
+    fn step(&mut self, backend: &mut dyn Backend) -> Result<Option<Ending>>;
+    /// Gives back what the steps hold on the device.
+    fn release(&mut self, backend: &mut dyn Backend);
+}
+
+/// Work as it arrives.
+pub(crate) enum Task {
+    Generate(Box<dyn Generating>),
+    Encode(Box<dyn Encoder>),
+    Score(Box<dyn Scoring>),
+}
+
+impl Task {
+    fn request(&self) -> &dyn Request {
+        match self {
+            Self::Generate(task) => task.as_ref(),
+            Self::Encode(task) => task.as_ref(),
+            Self::Score(task) => task.as_ref(),
+        }
+    }
+
+    /// Delivers the terminal event. A panic in it must not take the thread along.
+    pub(crate) fn finish(self, ending: Result<Ending>) {
+        let _ = catch_unwind(AssertUnwindSafe(|| match self {
+            Self::Generate(task) => task.finish(ending),
+            Self::Encode(task) => task.finish(ending),
+            Self::Score(task) => task.finish(ending),
+        }));
+    }
+}
+
+struct Active {
+    task: Task,
+    /// A generation that has begun.
+    row: Option<Row>,
+    begun: bool,
+}
+
+/// A chooser whose panics end its own row, not the batch.
+struct Guarded<'a>(&'a mut dyn Generating);
+
+impl Chooser for Guarded<'_> {
+    fn is_greedy(&self) -> bool {
+        self.0.is_greedy()
+    }
+
+    fn is_last(&self) -> bool {
+        self.0.is_last()
+    }
+
+    fn choose(&mut self, logits: &[f32]) -> Result<u32> {
+        guarded("choosing a token", || self.0.choose(logits))
+    }
+}
+
+fn guarded<T>(what: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(panic_error(what, &*panic)))
+}
+
+struct RowConditions<'a>(&'a HashMap<Id, Active>);
+
+impl RowConditions<'_> {
+    fn row(&self, id: Id) -> Option<&dyn Generating> {
+        match self.0.get(&id).map(|active| &active.task) {
+            Some(Task::Generate(task)) => Some(task.as_ref()),
+            _ => None,
+        }
+    }
+}
+
+impl Conditions for RowConditions<'_> {
+    fn can_step(&mut self, id: Id) -> bool {
+        self.row(id).is_some_and(|row| row.has_room())
+    }
+
+    fn may_join(&mut self, id: Id, tokens: usize) -> bool {
+        self.row(id).is_none_or(|row| row.may_join(tokens))
+    }
+}
+
+/// Who is told of a model's keys and values, and what was told last.
+struct Account {
+    tell: Arc<dyn Fn(u64) + Send + Sync>,
+    bytes: u64,
+}
+
+/// The scheduler and the requests it decides about.
+pub(super) struct Work {
+    scheduler: Scheduler,
+    active: HashMap<Id, Active>,
+    accounts: HashMap<Slot, Account>,
+}
+
+impl Work {
+    pub(super) fn new() -> Self {
+        Self { scheduler: Scheduler::new(Sizes::default()), active: HashMap::new(), accounts: HashMap::new() }
+    }
+
+    pub(super) fn set_sizes(&mut self, sizes: Sizes) {
+        self.scheduler.set_sizes(sizes);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.active.is_empty()
+    }
+
+    pub(super) fn add(&mut self, id: Id, task: Task) {
+        let slot = task.request().slot();
+        match &task {
+            Task::Generate(row) => {
+                self.scheduler.add_row(id, slot, row.prompt_tokens());
+                self.accounts.entry(slot).or_insert_with(|| Account { tell: row.account(), bytes: 0 });
+            }
+            Task::Encode(texts) => self.scheduler.add_texts(id, slot, &texts.lengths()),
+            Task::Score(_) => self.scheduler.add_scoring(id, slot),
+        }
+        self.active.insert(id, Active { task, row: None, begun: false });
+    }
+
+    /// Ends what is over, then runs one unit; false when nothing can move.
+    pub(super) fn turn(&mut self, backend: &mut dyn Backend) -> bool {
+        let over = |(id, active): (&Id, &Active)| active.task.request().interrupted().map(|ending| (*id, ending));
+        let mut over: Vec<_> = self.active.iter().filter_map(over).collect();
+        let ended = !over.is_empty();
+        over.sort_by_key(|(id, _)| *id);
+        for (id, ending) in over {
+            self.finish(backend, id, Ok(ending));
+        }
+        let Some(unit) = self.scheduler.next(&mut RowConditions(&self.active)) else { return ended };
+        match unit {
+            Unit::Decode { slot, rows } => self.decode(backend, slot, &rows),
+            Unit::Prefill { id, chunk } => self.prefill(backend, id, chunk),
+            Unit::Score { id } => self.score(backend, id),
+            Unit::Encode { slot, items } => self.encode(backend, slot, &items),
+        }
+        true
+    }
+
+    /// Ends everything.
+    pub(super) fn shut_down(&mut self, backend: &mut dyn Backend, error: &Error) {
+        let mut ids: Vec<Id> = self.active.keys().copied().collect();
+        ids.sort();
+        for id in ids {
+            self.finish(backend, id, Err(error.clone()));
+        }
+    }
+
+    /// A model is gone: nobody is told of its bytes any more.
+    pub(super) fn forget(&mut self, slot: Slot) {
+        self.accounts.remove(&slot);
+    }
+
+    fn begun(&mut self, id: Id) {
+        let Some(active) = self.active.get_mut(&id) else { return };
+        if !std::mem::replace(&mut active.begun, true) {
+            match &mut active.task {
+                Task::Generate(task) => task.begun(),
+                Task::Encode(task) => task.begun(),
+                Task::Score(task) => task.begun(),
+            }
+        }
+    }
+
+    fn prefill(&mut self, backend: &mut dyn Backend, id: Id, chunk: usize) {
+        self.begun(id);
+        let Some(Active { task: Task::Generate(task), row, .. }) = self.active.get_mut(&id) else { return };
+        let slot = task.slot();
+        let step = guarded("a prompt step", || {
+            let row = match *row {
+                Some(row) => row,
+                None => {
+                    let (prompt, reuse) = task.take_prompt();
+                    let (begun, cached) = backend.begin(slot, prompt, reuse)?;
+                    *row = Some(begun);
+                    task.on_cached(cached);
+                    begun
+                }
+            };
+            backend.prefill(row, chunk, &mut Guarded(task.as_mut()))
+        });
+        match step {
+            Ok(Prefill::Chunk(_)) => self.settle(backend, slot),
+            Ok(Prefill::Token(token)) => {
+                self.scheduler.prefilled(id);
+                self.settle(backend, slot);
+                self.take_token(backend, id, Ok(token));
+            }
+            Err(error) => self.finish(backend, id, Err(error)),
+        }
+    }
+
+    fn decode(&mut self, backend: &mut dyn Backend, slot: Slot, ids: &[Id]) {
+        let mut choosers = Vec::with_capacity(ids.len());
+        for (id, active) in &mut self.active {
+            if let (true, Active { task: Task::Generate(task), row: Some(row), .. }) = (ids.contains(id), active) {
+                choosers.push((*id, *row, Guarded(task.as_mut())));
+            }
+        }
+        choosers.sort_by_key(|(id, ..)| *id);
+        let mut stepping: Vec<Stepping<'_>> =
+            choosers.iter_mut().map(|(_, row, chooser)| Stepping { row: *row, chooser, token: None }).collect();
+        let step = guarded("a generation step", || backend.decode(slot, &mut stepping));
+        let tokens: Vec<Option<Result<u32>>> = stepping.into_iter().map(|step| step.token).collect();
+        let ids: Vec<Id> = choosers.into_iter().map(|(id, ..)| id).collect();
+        self.settle(backend, slot);
+        for (id, token) in ids.into_iter().zip(tokens) {
+            match (&step, token) {
+                (Err(error), _) => self.finish(backend, id, Err(error.clone())),
+                (Ok(()), Some(token)) => {
+                    self.scheduler.stepped(id);
+                    self.take_token(backend, id, token);
+                }
+                (Ok(()), None) => {}
+            }
+        }
+    }
+
+    fn take_token(&mut self, backend: &mut dyn Backend, id: Id, token: Result<u32>) {
+        let Some(Active { task: Task::Generate(task), .. }) = self.active.get_mut(&id) else { return };
+        match token.and_then(|token| guarded("taking a token", || task.on_token(token))) {
+            Ok(None) => {}
+            Ok(Some(ending)) => self.finish(backend, id, Ok(ending)),
+            Err(error) => self.finish(backend, id, Err(error)),
+        }
+    }
+
+    fn score(&mut self, backend: &mut dyn Backend, id: Id) {
+        self.begun(id);
+        let Some(Active { task: Task::Score(task), .. }) = self.active.get_mut(&id) else { return };
+        match guarded("scoring", || task.step(backend)) {
+            Ok(None) => {}
+            Ok(Some(ending)) => self.finish(backend, id, Ok(ending)),
+            Err(error) => self.finish(backend, id, Err(error)),
+        }
+    }
+
+    fn encode(&mut self, backend: &mut dyn Backend, slot: Slot, items: &[Item]) {
+        let mut batch = TokenBatch::default();
+        let mut kind = Encoding::Embed;
+        for item in items {
+            self.begun(item.id);
+            let Some(Active { task: Task::Encode(task), .. }) = self.active.get_mut(&item.id) else { return };
+            let (ids, types) = task.take(item.index);
+            batch.ids.push(ids);
+            batch.types.push(types);
+            kind = task.kind();
+        }
+        let rows = guarded("a batch", || match kind {
+            Encoding::Embed => backend.embed(slot, &batch),
+            Encoding::Classify => backend.classify(slot, &batch),
+        });
+        let rows = match rows {
+            Ok(rows) if rows.len() == items.len() => rows,
+            other => {
+                let error = other.err().unwrap_or_else(|| Error::internal("a batch came back with other rows than it went"));
+                for item in items {
+                    self.finish(backend, item.id, Err(error.clone()));
+                }
+                return;
+            }
+        };
+        for (item, row) in items.iter().zip(rows) {
+            let Some(Active { task: Task::Encode(task), .. }) = self.active.get_mut(&item.id) else { continue };
+            match guarded("taking a row", || task.on_row(item.index, row)) {
+                Ok(false) => {}
+                Ok(true) => self.finish(backend, item.id, Ok(Ending::Stop)),
+                Err(error) => self.finish(backend, item.id, Err(error)),
+            }
+        }
+    }
+
+    /// Gives back what the request held on the device, then delivers the terminal event.
+    fn finish(&mut self, backend: &mut dyn Backend, id: Id, ending: Result<Ending>) {
+        self.scheduler.remove(id);
+        let Some(mut active) = self.active.remove(&id) else { return };
+        let slot = active.task.request().slot();
+        if let Some(row) = active.row {
+            // What a failed row computed is not to be trusted.
+            let keep = ending.is_ok();
+            let _ = catch_unwind(AssertUnwindSafe(|| backend.end(row, keep)));
+            self.settle(backend, slot);
+        }
+        if let Task::Score(task) = &mut active.task {
+            let _ = catch_unwind(AssertUnwindSafe(|| task.release(backend)));
+        }
+        active.task.finish(ending);
+    }
+
+    /// Tells the account what the model's keys and values take now.
+    fn settle(&mut self, backend: &mut dyn Backend, slot: Slot) {
+        let Some(account) = self.accounts.get_mut(&slot) else { return };
+        let bytes = backend.cache_bytes(slot);
+        if bytes != account.bytes {
+            account.bytes = bytes;
+            let tell = Arc::clone(&account.tell);
+            let _ = catch_unwind(AssertUnwindSafe(|| tell(bytes)));
+        }
+    }
+}
