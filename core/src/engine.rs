@@ -23,6 +23,7 @@ pub(crate) mod batch;
 pub(crate) mod embed;
 mod exit;
 pub(crate) mod generate;
+pub(crate) mod limits;
 pub(crate) mod mlx;
 pub(crate) mod rerank;
 pub(crate) mod residency;
@@ -40,8 +41,9 @@ use serde::Serialize;
 pub use self::backend::DeviceInfo;
 pub use self::embed::{EmbedRequest, Embeddings, Normalize};
 pub use self::generate::{Chunk, Event, Finish, GenerateRequest, Generation, Prompt, Stream, Summary};
+pub use self::limits::AllocatorLimits;
 pub use self::rerank::{Ranked, Ranking, RerankRequest, ScoreKind};
-use self::residency::{Purpose, Residency};
+use self::residency::Residency;
 pub use self::score::{Score, ScoreRequest};
 use self::thread::DeviceThread;
 use crate::cancel::CancelToken;
@@ -52,7 +54,7 @@ use crate::pool::{IdlePolicy, NoRoom, Pool, PoolOptions, Runtime, default_budget
 use crate::weights::FloatType;
 
 /// How an engine is made.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct EngineOptions {
     /// The pool's budget in bytes; `None` is 70 % of what the device recommends, else of three quarters of the memory.
@@ -61,6 +63,15 @@ pub struct EngineOptions {
     pub idle: IdlePolicy,
     /// What a request does while there is no room for its model; the default waits.
     pub no_room: NoRoom,
+    /// Give freed memory back to the system each time a model goes (the default). Without it the allocator keeps it for the next
+    /// model, up to its cache limit, and the account counts live bytes only; when no model is left everything goes back still.
+    pub drain_after_release: bool,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self { budget_bytes: None, idle: IdlePolicy::default(), no_room: NoRoom::default(), drain_after_release: true }
+    }
 }
 
 impl EngineOptions {
@@ -80,8 +91,12 @@ pub struct RequestOptions {
     pub timeout: Option<Duration>,
     /// How the model is loaded if it is not resident.
     pub load: LoadOptions,
-    /// How long the model stays after this use, instead of the pool's policy.
+    /// How long the model stays after this use, instead of its own policy or the pool's.
     pub idle: Option<IdlePolicy>,
+    /// The model's own policy from now on, instead of the pool's; the last one given wins. It goes with the model.
+    pub model_idle: Option<IdlePolicy>,
+    /// Keep the model whatever happens, until [`Pool::unpin`], an explicit evict or the close.
+    pub pinned: bool,
 }
 
 impl RequestOptions {
@@ -225,6 +240,7 @@ impl Engine {
         });
         pool.idle = options.idle;
         pool.no_room = options.no_room;
+        pool.drain_after_release = options.drain_after_release;
         if fake.is_none() {
             pool.physical_limit_bytes = Some(default_physical_limit(memory));
         }
@@ -261,15 +277,14 @@ impl Engine {
         self.shared.residency.read_spec(model, options).map(|spec| spec.estimate)
     }
 
-    /// Makes a model resident, without using it.
+    /// Makes a model resident, without using it: with [`IdlePolicy::Immediately`] it stays until its first use ends.
     ///
     /// # Errors
     /// Those of [`inspect`](Self::inspect), of the pool's admission, and of the load itself.
     pub async fn load(&self, model: &str, options: RequestOptions) -> Result<ModelInfo> {
         self.check_open()?;
         let token = options.token(&self.shared.alive);
-        let used = self.shared.residency.acquire(model, Purpose::Any, &options, &token).await?;
-        Ok(ModelInfo::new(&used.model.spec))
+        self.shared.residency.load(model, &options, &token).await.map(|spec| ModelInfo::new(&spec))
     }
 
     /// Starts generating. The stream's events come as the model produces them; errors after this call come from the stream.
@@ -326,7 +341,9 @@ impl Engine {
         self.shared.residency.mark_closed();
         self.shared.alive.cancel();
         self.shared.residency.device().wake();
-        self.pool().close().await
+        let closed = self.pool().close().await;
+        self.shared.residency.restore_limits().await;
+        closed
     }
 
     fn check_open(&self) -> Result<()> {

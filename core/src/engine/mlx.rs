@@ -7,6 +7,7 @@ use mlx_rs::{Array, Dtype, Stream, memory, ops, transforms, with_stream};
 
 use super::backend::{Advance, Backend, Chooser, DeviceInfo, Loaded, Row, Slot, TokenBatch};
 use super::exit;
+use super::limits::AllocatorLimits;
 use crate::error::{Error, ErrorKind, Result};
 use crate::kv_cache::KvCache;
 use crate::model::{FilesSource, Graph, ModelSpec, PoolingMode, SpecSource};
@@ -175,6 +176,20 @@ impl Backend for Mlx {
             peak: read(memory::peak_memory()),
             available: None,
         }
+    }
+
+    fn limits(&mut self) -> Result<AllocatorLimits> {
+        // The cache's limit can only be read by setting it.
+        let cache = memory::set_cache_limit(0)?;
+        memory::set_cache_limit(cache)?;
+        Ok(AllocatorLimits { memory: memory::memory_limit()? as u64, cache: cache as u64 })
+    }
+
+    fn set_limits(&mut self, limits: AllocatorLimits) -> Result<()> {
+        let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        memory::set_memory_limit(size(limits.memory))?;
+        memory::set_cache_limit(size(limits.cache))?;
+        Ok(())
     }
 
     fn drain(&mut self) -> Result<()> {
