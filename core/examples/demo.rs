@@ -5,12 +5,13 @@
 #![allow(clippy::print_stdout)] // a demo prints
 
 use std::io::Write;
+use std::time::Instant;
 
 use hob::block_on;
 use hob::chat_template::Message;
-use hob::engine::{EmbedRequest, Engine, EngineOptions, Event, GenerateRequest, RerankRequest, ScoreKind};
+use hob::engine::{EmbedRequest, Engine, EngineOptions, Event, GenerateRequest, RequestOptions, RerankRequest, ScoreKind};
 use hob::model::LoadOptions;
-use hob::pool::{EventStream, PoolEvent, Received};
+use hob::pool::{EventStream, IdlePolicy, PoolEvent, Received, UnloadReason};
 
 const SENTENCES: [&str; 6] = [
     "A cat sleeps on the warm windowsill.",
@@ -29,6 +30,8 @@ const DOCUMENTS: [&str; 4] = [
 ];
 
 const QUESTION: &str = "What is the capital of France?";
+
+const LONGER: &str = "Tell me something about Paris.";
 
 struct Demo {
     engine: Engine,
@@ -80,56 +83,110 @@ impl Demo {
         self.table();
 
         println!("\n3. Chat: the model needs the room the others hold");
-        self.chat(chat)?;
+        self.chat(chat, QUESTION, || ())?;
         self.table();
 
-        println!("\n4. Embed once more: now the chat model has to go");
-        block_on(self.engine.embed(EmbedRequest::new(embedder, ["back again"])))?;
+        println!("\n4. Embed while the model answers: a model in use stays, so the embedding waits for the answer's end");
+        let mut embedding = None;
+        self.chat(chat, LONGER, || {
+            let engine = self.engine.clone();
+            let request = EmbedRequest::new(embedder, ["asked at the first word"]);
+            let asked = Instant::now();
+            embedding = Some(std::thread::spawn(move || block_on(engine.embed(request)).map(|_| asked.elapsed())));
+        })?;
+        let ended = Instant::now();
+        if let Some(embedding) = embedding {
+            let took = embedding.join().map_err(|_| hob::Error::new(hob::ErrorKind::Internal, "the embedding panicked"))??;
+            let after = ended.elapsed();
+            println!(
+                "   embedding: asked for at the first word, there after {:.1} s, {:.1} s after the last word",
+                took.as_secs_f64(),
+                after.as_secs_f64()
+            );
+        }
         self.table();
 
-        println!("\n5. Close: everything goes back");
+        println!("\n5. Embed with the idle policy `immediately`: the model goes when its use ends");
+        let before = resident_memory();
+        let options = RequestOptions { idle: Some(IdlePolicy::Immediately), ..RequestOptions::default() };
+        block_on(self.engine.embed(EmbedRequest { options, ..EmbedRequest::new(embedder, ["once only"]) }))?;
+        self.until_idle();
+        if let (Some(before), Some(after)) = (before, resident_memory()) {
+            println!("   {} of this process's memory came back", mb(before.saturating_sub(after)));
+        }
+        self.table();
+
+        println!("\n6. Close");
         block_on(self.engine.close())?;
         self.table();
         Ok(())
     }
 
-    fn chat(&self, model: &str) -> hob::Result<()> {
-        print!("   you: {QUESTION}\n   model: ");
-        let mut request = GenerateRequest::chat(model, vec![Message::user(QUESTION)]);
+    /// Prints an answer as it comes; `at_first` is called at its first word.
+    fn chat(&self, model: &str, question: &str, at_first: impl FnOnce()) -> hob::Result<()> {
+        print!("   you: {question}\n   model: ");
+        let mut request = GenerateRequest::chat(model, vec![Message::user(question)]);
         request.max_tokens = Some(48);
         let mut stream = self.engine.generate(request)?;
+        let mut at_first = Some(at_first);
         while let Some(event) = block_on(stream.next()) {
             match event? {
                 Event::Chunk(chunk) => {
-                    print!("{}", chunk.text);
+                    if let Some(call) = at_first.take() {
+                        call();
+                    }
+                    print!("{}", chunk.text.replace('\n', "\n          "));
                     let _ = std::io::stdout().flush();
                 }
                 Event::Finished(summary) => {
-                    let load = summary.timings.load_s.unwrap_or(0.0);
-                    println!("\n   ({} new tokens, loaded in {load:.1} s)", summary.completion_tokens);
+                    let load =
+                        summary.timings.load_s.map_or("resident already".to_owned(), |load| format!("loaded in {load:.1} s"));
+                    println!("\n   ({} new tokens, {load})", summary.completion_tokens);
                 }
             }
         }
         Ok(())
     }
 
+    /// Reads events until a model has gone for being idle.
+    fn until_idle(&mut self) {
+        while let Some(received) = block_on(self.events.next()) {
+            let idle = matches!(&received, Received::Event(PoolEvent::Unloaded { reason: UnloadReason::Idle, .. }));
+            tell(&received);
+            if idle {
+                return;
+            }
+        }
+    }
+
     /// What happened since the last table, and who is resident now.
     fn table(&mut self) {
         while let Some(received) = self.events.try_next() {
-            if let Received::Event(PoolEvent::Unloaded { key, reason, bytes, .. }) = received {
-                println!("   pool: {} went ({reason:?}), {} off the account", short(key.id()), mb(bytes));
-            }
+            tell(&received);
         }
         let status = self.engine.pool().status();
         println!(
             "   pool: {} of {} used; this process holds {} of memory",
             mb(status.used_bytes),
             mb(status.budget_bytes),
-            resident_memory()
+            resident_memory().map_or("an unknown amount".to_owned(), mb)
         );
         for entry in &status.entries {
             println!("         {:<9} {:<32} {:>9}  {:?}", entry.kind, short(&entry.id), mb(entry.bytes), entry.state);
         }
+    }
+}
+
+/// A line for the events that a person would ask about.
+fn tell(received: &Received) {
+    match received {
+        Received::Event(PoolEvent::Waiting { key, bytes, .. }) => {
+            println!("   pool: {} had to wait: {} are not free while others are in use", short(key.id()), mb(*bytes));
+        }
+        Received::Event(PoolEvent::Unloaded { key, reason, bytes, .. }) => {
+            println!("   pool: {} went ({reason:?}), {} off the account", short(key.id()), mb(*bytes));
+        }
+        _ => {}
     }
 }
 
@@ -159,10 +216,7 @@ fn mb(bytes: u64) -> String {
 }
 
 /// Resident memory of this process as the system counts it.
-fn resident_memory() -> String {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    match statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()) {
-        Some(pages) => mb(pages * 4096),
-        None => "an unknown amount".to_owned(),
-    }
+fn resident_memory() -> Option<u64> {
+    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
+    statm.split(' ').nth(1)?.parse::<u64>().ok().map(|pages| pages * 4096)
 }

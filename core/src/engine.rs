@@ -23,6 +23,7 @@ pub(crate) mod decide;
 pub(crate) mod embed;
 mod exit;
 pub(crate) mod generate;
+pub(crate) mod limits;
 pub(crate) mod mlx;
 mod request;
 pub(crate) mod rerank;
@@ -46,8 +47,9 @@ pub use self::backend::DeviceInfo;
 pub use self::decide::{Answer, DecideRequest, Decided, Decision};
 pub use self::embed::{EmbedRequest, Embeddings, Normalize};
 pub use self::generate::{Chunk, Coalesce, Event, Finish, GenerateRequest, Generation, Prompt, Stream, Summary};
+pub use self::limits::AllocatorLimits;
 pub use self::rerank::{Ranked, Ranking, RerankRequest, ScoreKind};
-use self::residency::{Purpose, Residency};
+use self::residency::Residency;
 pub(crate) use self::scheduler::Sizes;
 pub use self::score::{Score, ScoreRequest};
 use self::thread::DeviceThread;
@@ -82,6 +84,9 @@ pub struct EngineOptions {
     pub close_timeout: Duration,
     /// The clock of timers and deadlines; `None` is the system's. A fake one makes a test need no real time.
     pub clock: Option<Arc<dyn Clock>>,
+    /// Give freed memory back to the system each time a model goes (the default). Without it the allocator keeps it for the next
+    /// model, up to its cache limit, and the account counts live bytes only; when no model is left everything goes back still.
+    pub drain_after_release: bool,
 }
 
 impl Default for EngineOptions {
@@ -96,6 +101,7 @@ impl Default for EngineOptions {
             stuck_after: Duration::from_secs(5),
             close_timeout: Duration::from_secs(120),
             clock: None,
+            drain_after_release: true,
         }
     }
 }
@@ -142,8 +148,12 @@ pub struct RequestOptions {
     pub on_cancel: OnCancel,
     /// How the model is loaded if it is not resident.
     pub load: LoadOptions,
-    /// How long the model stays after this use, instead of the pool's policy.
+    /// How long the model stays after this use, instead of its own policy or the pool's.
     pub idle: Option<IdlePolicy>,
+    /// The model's own policy from now on, instead of the pool's; the last one given wins. It goes with the model.
+    pub model_idle: Option<IdlePolicy>,
+    /// Keep the model whatever happens, until [`Pool::unpin`], an explicit evict or the close.
+    pub pinned: bool,
 }
 
 impl RequestOptions {
@@ -289,6 +299,7 @@ impl Engine {
         });
         pool.idle = options.idle;
         pool.no_room = options.no_room;
+        pool.drain_after_release = options.drain_after_release;
         if fake.is_none() {
             pool.physical_limit_bytes = Some(default_physical_limit(memory));
         }
@@ -335,7 +346,7 @@ impl Engine {
         self.shared.residency.read_spec(model, options).map(|spec| spec.estimate)
     }
 
-    /// Makes a model resident, without using it.
+    /// Makes a model resident, without using it: with [`IdlePolicy::Immediately`] it stays until its first use ends.
     ///
     /// # Errors
     /// Those of [`inspect`](Self::inspect), of the pool's admission, and of the load itself.
@@ -343,8 +354,7 @@ impl Engine {
         let residency = &self.shared.residency;
         let _place = residency.enter()?;
         let token = options.token(&self.shared);
-        let used = residency.unless_stuck(residency.acquire(model, Purpose::Any, &options, &token)).await?;
-        Ok(ModelInfo::new(&used.model.spec))
+        residency.unless_stuck(residency.load(model, &options, &token)).await.map(|spec| ModelInfo::new(&spec))
     }
 
     /// Starts generating. The stream's events come as the model produces them; errors after this call come from the stream.
@@ -466,9 +476,11 @@ impl Engine {
         self.shared.alive.cancel();
         self.shared.residency.device().wake();
         let (done, closed) = tokio::sync::oneshot::channel();
-        let pool = self.pool().clone();
+        let residency = Arc::clone(&self.shared.residency);
         self.shared.residency.spawn(async move {
-            let _ = done.send(pool.close().await);
+            let closed = residency.pool().close().await;
+            residency.restore_limits().await;
+            let _ = done.send(closed);
         });
         closed.await.unwrap_or_else(|_| Err(Error::internal("the engine's thread ended while it closed")))
     }

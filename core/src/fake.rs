@@ -9,8 +9,8 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex};
 
 use crate::chat_template::ChatTemplate;
-use crate::engine::DeviceInfo;
 use crate::engine::backend::{Backend, Chooser, LoadProgress, Loaded, Prefill, Row, Slot, Stepping, TokenBatch};
+use crate::engine::{AllocatorLimits, DeviceInfo};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::{Estimate, ModelKind, ModelSpec, ScoreHead, SpecSource, Text};
 use crate::pool::MemoryReading;
@@ -121,6 +121,9 @@ pub(crate) fn text() -> Result<Text> {
     Ok(Text { tokenizer, template: Some(template) })
 }
 
+/// What a fake allocator's limits are when no engine has set any.
+const OWN_LIMITS: AllocatorLimits = AllocatorLimits { memory: 60 << 30, cache: 60 << 30 };
+
 #[derive(Debug, Default)]
 struct Controls {
     models: Vec<FakeModel>,
@@ -132,6 +135,7 @@ struct Controls {
     active: u64,
     cache: u64,
     peak: u64,
+    limits: Option<AllocatorLimits>,
 }
 
 #[derive(Debug, Default)]
@@ -196,6 +200,12 @@ impl FakeDevice {
     pub fn memory(&self) -> MemoryReading {
         let controls = self.shared.controls.lock();
         MemoryReading { active: controls.active, cache: controls.cache, peak: controls.peak, available: None }
+    }
+
+    /// The fake allocator's limits as engines set them (its own are 60 GiB, in a machine of 64). It enforces neither.
+    #[must_use]
+    pub fn limits(&self) -> AllocatorLimits {
+        self.shared.controls.lock().limits.unwrap_or(OWN_LIMITS)
     }
 
     pub(crate) fn find(&self, reference: &str) -> Result<ModelSpec> {
@@ -298,6 +308,15 @@ impl Backend for FakeBackend {
 
     fn memory(&self) -> MemoryReading {
         self.device.memory()
+    }
+
+    fn limits(&mut self) -> Result<AllocatorLimits> {
+        Ok(self.device.limits())
+    }
+
+    fn set_limits(&mut self, limits: AllocatorLimits) -> Result<()> {
+        self.device.shared.controls.lock().limits = Some(limits);
+        Ok(())
     }
 
     fn drain(&mut self) -> Result<()> {

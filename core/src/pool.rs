@@ -65,8 +65,8 @@ pub use self::policy::{default_budget, default_physical_limit};
 pub use self::spawn::{Runtime, Spawn, unblock};
 pub use self::status::{Counters, EntryState, EntryStatus, ErrorKindName, EventStream, PoolEvent, Received, Status, UnloadReason};
 pub use self::types::{
-    Admission, Admitted, Cost, DrainHook, Evicted, Key, Kind, Load, LoadContext, Loaded, MemoryProbe, MemoryReading, NoRoom,
-    Origin, Plan, PoolOptions, Progress, Quiesce, Reclaimed, Release, Token, Verdict,
+    Admission, Admitted, BudgetHook, Cost, DrainHook, Evicted, Key, Kind, Load, LoadContext, Loaded, MemoryProbe, MemoryReading,
+    NoRoom, Origin, Plan, PoolOptions, Progress, Quiesce, Reclaimed, Release, Token, Verdict,
 };
 
 use self::flight::Stage;
@@ -112,7 +112,8 @@ impl Pool {
         let clock = clock.unwrap_or_else(|| SystemClock::shared());
         let state = Mutex::new(State::new(&options, clock.now()));
         let drain = options.drain.filter(|_| options.drain_after_release);
-        let inner = Arc::new(Inner { state, clock, spawner, drain, probe: options.probe, settle: options.settle });
+        let on_budget = options.on_budget.map(Mutex::new);
+        let inner = Arc::new(Inner { state, clock, spawner, drain, probe: options.probe, settle: options.settle, on_budget });
         Ok(Self { handle: Arc::new(Handle { inner }) })
     }
 
@@ -504,8 +505,17 @@ impl Pool {
             state.table.account.budget = bytes;
             state.emit(out, || PoolEvent::BudgetChanged { bytes });
             state.pump(inner, out);
-            Ok(())
-        })
+            Ok::<(), Error>(())
+        })?;
+        if let Some(hook) = &inner.on_budget {
+            // Read under the hook's lock: of two changes at once, the last call tells the newer budget.
+            let hook = hook.lock();
+            let newest = self.budget();
+            if let Err(error) = spawn::guarded_call("the budget hook", || hook(newest)) {
+                tracing::warn!(%error, "the budget hook failed");
+            }
+        }
+        Ok(())
     }
 
     /// The budget in bytes.

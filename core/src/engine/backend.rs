@@ -1,5 +1,6 @@
 //! What the owner thread can be asked to do, without tensors: MLX implements it (`mlx.rs`), and so does the scripted fake.
 
+use super::limits::AllocatorLimits;
 use crate::error::Result;
 use crate::model::ModelSpec;
 use crate::pool::MemoryReading;
@@ -76,6 +77,10 @@ pub(crate) trait Backend {
     fn device(&self) -> DeviceInfo;
     /// The allocator's bytes now.
     fn memory(&self) -> MemoryReading;
+    /// The allocator's limits now.
+    fn limits(&mut self) -> Result<AllocatorLimits>;
+    /// Sets the allocator's limits.
+    fn set_limits(&mut self, limits: AllocatorLimits) -> Result<()>;
     /// Returns freed buffers to the operating system.
     fn drain(&mut self) -> Result<()>;
     /// Loads a model; `progress` may stop it by an error, at any value including the last.

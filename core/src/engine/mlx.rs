@@ -12,6 +12,7 @@ use mlx_rs::{Array, Dtype, Stream, memory, with_stream};
 use self::rows::Rows;
 use super::backend::{Backend, Chooser, DeviceInfo, LoadProgress, Loaded, Prefill, Row, Slot, Stepping, TokenBatch};
 use super::exit;
+use super::limits::AllocatorLimits;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::{FilesSource, Graph, ModelSpec, PoolingMode, SpecSource};
 use crate::models::bert::Bert;
@@ -166,6 +167,20 @@ impl Backend for Mlx {
             peak: read(memory::peak_memory()),
             available: None,
         }
+    }
+
+    fn limits(&mut self) -> Result<AllocatorLimits> {
+        // The cache's limit can only be read by setting it.
+        let cache = memory::set_cache_limit(0)?;
+        memory::set_cache_limit(cache)?;
+        Ok(AllocatorLimits { memory: memory::memory_limit()? as u64, cache: cache as u64 })
+    }
+
+    fn set_limits(&mut self, limits: AllocatorLimits) -> Result<()> {
+        let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        memory::set_memory_limit(size(limits.memory))?;
+        memory::set_cache_limit(size(limits.cache))?;
+        Ok(())
     }
 
     fn drain(&mut self) -> Result<()> {

@@ -5,6 +5,7 @@
 //! has the device free it.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use super::backend::Slot;
+use super::limits::Share;
 use super::request::{Place, Places, unavailable};
 use super::thread::DeviceThread;
 use super::{EngineOptions, RequestOptions, closed};
@@ -21,7 +23,7 @@ use crate::clock::{BoxFuture, Clock, SystemClock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fake::FakeDevice;
 use crate::model::{LoadOptions, ModelKind, ModelSpec, Text};
-use crate::pool::{Admission, Key, Lease, LoadContext, Loaded, Origin, Pool, PoolOptions, Runtime, Token, unblock};
+use crate::pool::{Admission, Key, Lease, Load, LoadContext, Loaded, Origin, Pool, PoolOptions, Release, Runtime, Token, unblock};
 
 /// A loaded model. The last holder's drop posts the unload and the drain to the device (P36).
 pub(crate) struct Model {
@@ -33,6 +35,8 @@ pub(crate) struct Model {
     token: Token,
     owner: Weak<Residency>,
     device: DeviceThread,
+    /// Whether freed memory goes back to the system.
+    drain: bool,
 }
 
 impl Model {
@@ -60,10 +64,11 @@ impl Model {
 
 impl Drop for Model {
     fn drop(&mut self) {
-        let slot = self.slot;
+        let (slot, drain, limits) = (self.slot, self.drain, self.device.limits());
         self.device.post_job(move |bench| {
             bench.unload(slot);
-            if let Err(error) = bench.drain() {
+            limits.lock().unloaded(slot, &mut **bench);
+            if drain && let Err(error) = bench.drain() {
                 tracing::warn!(kind = %error.kind(), "drain after an unload failed");
             }
         });
@@ -82,8 +87,6 @@ pub(crate) struct Used {
 /// What a request wants of a model, checked before anything is loaded for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Residency alone.
-    Any,
     Generate,
     Score,
     Embed,
@@ -93,7 +96,6 @@ pub(crate) enum Purpose {
 impl Purpose {
     fn check(self, spec: &ModelSpec) -> Result<()> {
         let (verb, kinds): (&str, &[ModelKind]) = match self {
-            Self::Any => return Ok(()),
             Self::Generate => ("generate", &[ModelKind::Chat]),
             Self::Score => ("score", &[ModelKind::Chat]),
             Self::Embed => ("embed", &[ModelKind::Embedder]),
@@ -108,23 +110,28 @@ impl Purpose {
 }
 
 type Table = Arc<Mutex<HashMap<Token, Arc<Model>>>>;
+/// What one load made.
+type Own = Arc<Mutex<Option<Arc<Model>>>>;
 
 pub(crate) struct Residency {
     device: DeviceThread,
     fake: Option<FakeDevice>,
     runtime: Arc<Runtime>,
     pool: Pool,
+    /// This engine's part of the allocator's limits.
+    share: Share,
+    drain: bool,
     table: Table,
-    /// Which key a reference meant when it was last read, so that a hit reads no files.
-    names: Mutex<HashMap<(String, Option<ModelKind>), Key>>,
-    /// How much of [`blocking`](Self::blocking) may run at once.
-    blocking: Arc<Semaphore>,
-    closed: AtomicBool,
     places: Places,
     clock: Arc<dyn Clock>,
     stuck_after: Duration,
     /// Somebody is already looking whether the device is stuck.
     suspected: AtomicBool,
+    /// Which key a reference meant when it was last read, so that a hit reads no files.
+    names: Mutex<HashMap<(String, Option<ModelKind>), Key>>,
+    /// How much of [`blocking`](Self::blocking) may run at once.
+    blocking: Arc<Semaphore>,
+    closed: AtomicBool,
 }
 
 /// References remembered; hosts use a handful, and a forgotten one only costs reading headers again.
@@ -147,6 +154,8 @@ impl Residency {
                 }
             })
         }));
+        let (share, drain) = (Share::new(&device, options.budget_bytes), options.drain_after_release);
+        options.on_budget = Some(Arc::new(share.on_budget()));
         options.probe = Some(device.gauge());
         let clock = requests.clock.clone().unwrap_or_else(|| Arc::new(SystemClock::on(Arc::clone(&runtime))));
         options.clock = Some(Arc::clone(&clock));
@@ -160,14 +169,16 @@ impl Residency {
             fake,
             runtime,
             pool,
+            share,
+            drain,
             table,
-            names,
-            blocking,
-            closed: AtomicBool::new(false),
             places: Places::new(requests.capacity.saturating_add(requests.queue)),
             clock,
             stuck_after: requests.stuck_after,
             suspected: AtomicBool::new(false),
+            names,
+            blocking,
+            closed: AtomicBool::new(false),
         }))
     }
 
@@ -239,6 +250,11 @@ impl Residency {
         self.closed.load(Ordering::Acquire)
     }
 
+    /// After the pool's close: the allocator's limits are those of the engines that are left.
+    pub(crate) async fn restore_limits(&self) {
+        self.share.end().await;
+    }
+
     /// The error of a request whose token fired: the engine's end comes before the caller's reasons.
     pub(crate) fn interrupted(&self, token: &CancelToken) -> Error {
         if self.is_closed() {
@@ -285,23 +301,17 @@ impl Residency {
         token.check().map_err(|_| self.interrupted(token))?;
         let name = (model.to_owned(), options.load.kind);
         let known = self.names.lock().get(&name).cloned();
-        if let Some(used) = known.and_then(|key| self.hit(&key, options)) {
-            purpose.check(&used.model.spec)?;
-            return Ok(used);
+        if let Some(key) = known {
+            if let Some(resident) = self.resident(&key) {
+                purpose.check(&resident)?;
+            }
+            if let Some(used) = self.hit(&key, options) {
+                return Ok(used);
+            }
         }
-        // Reading headers is file work, which must not hold up the thread that keeps timers.
-        let reader = Arc::clone(self);
-        let (reference, load_options) = (model.to_owned(), options.load.clone());
-        let spec = Arc::new(self.blocking(token, move || reader.read_spec(&reference, &load_options)).await?);
+        let spec = self.spec_of(name, options, token).await?;
         purpose.check(&spec)?;
         let key = spec.key();
-        {
-            let mut names = self.names.lock();
-            if names.len() >= MAX_NAMES {
-                names.clear();
-            }
-            names.insert(name, key.clone());
-        }
         // A lease whose entry was let go before we could take the model from the table is no hit (P21): ask again. Each round
         // needs a forced evict between two steps of ours, so a few rounds are plenty.
         for _ in 0..8 {
@@ -315,7 +325,68 @@ impl Residency {
         Err(Error::new(ErrorKind::Busy, format!("{key} was evicted by force each time it had loaded; try again later")))
     }
 
+    /// Makes the model resident without a use; what is resident in the end.
+    pub(crate) async fn load(
+        self: &Arc<Self>,
+        model: &str,
+        options: &RequestOptions,
+        token: &CancelToken,
+    ) -> Result<Arc<ModelSpec>> {
+        token.check().map_err(|_| self.interrupted(token))?;
+        let name = (model.to_owned(), options.load.kind);
+        let known = self.names.lock().get(&name).cloned();
+        if let Some(key) = known
+            && let Some(resident) = self.resident(&key)
+            && self.pool.touch(&key)
+        {
+            self.mark(&key, options);
+            return Ok(resident);
+        }
+        let spec = self.spec_of(name, options, token).await?;
+        let (load, release, _) = self.actions(&spec);
+        let admission = self.admission(&spec, options, token);
+        let admitted = self.pool.admit(admission, load, release).await.map_err(|error| self.refused(error, token))?;
+        let resident = self.table.lock().get(&admitted.token).map(|model| Arc::clone(&model.spec));
+        Ok(resident.unwrap_or(spec))
+    }
+
+    /// Reads the headers. That is file work, which must not hold up the thread that keeps timers.
+    async fn spec_of(
+        self: &Arc<Self>,
+        name: (String, Option<ModelKind>),
+        options: &RequestOptions,
+        token: &CancelToken,
+    ) -> Result<Arc<ModelSpec>> {
+        let reader = Arc::clone(self);
+        let (reference, load_options) = (name.0.clone(), options.load.clone());
+        let spec = self.blocking(token, move || reader.read_spec(&reference, &load_options)).await?;
+        let mut names = self.names.lock();
+        if names.len() >= MAX_NAMES {
+            names.clear();
+        }
+        names.insert(name, spec.key());
+        Ok(Arc::new(spec))
+    }
+
+    /// What is resident under a key.
+    fn resident(&self, key: &Key) -> Option<Arc<ModelSpec>> {
+        let token = self.pool.peek(key)?;
+        self.table.lock().get(&token).map(|model| Arc::clone(&model.spec))
+    }
+
+    /// Sets what a request wants of a model that is there already.
+    fn mark(&self, key: &Key, options: &RequestOptions) {
+        if let Some(idle) = options.model_idle {
+            self.pool.set_idle(key, Some(idle));
+        }
+        if options.pinned {
+            self.pool.pin(key);
+        }
+    }
+
     fn hit(&self, key: &Key, options: &RequestOptions) -> Option<Used> {
+        // Before the use begins, whose own idle policy it would undo.
+        self.mark(key, options);
         let lease = match options.idle {
             Some(idle) => self.pool.begin_use_with(key, idle),
             None => self.pool.begin_use(key),
@@ -324,43 +395,58 @@ impl Residency {
         Some(Used { model, _lease: lease, load: None })
     }
 
+    fn admission(&self, spec: &ModelSpec, options: &RequestOptions, token: &CancelToken) -> Admission {
+        let mut admission = Admission::new(spec.key(), spec.estimate.total()).cancel(token.clone());
+        if let Some(idle) = options.model_idle {
+            admission = admission.idle(idle);
+        }
+        if options.pinned {
+            admission = admission.pinned();
+        }
+        admission
+    }
+
+    /// An admission's error, as its caller sees it.
+    fn refused(self: &Arc<Self>, error: Error, token: &CancelToken) -> Error {
+        let ended = matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Timeout | ErrorKind::Closed);
+        if !(ended && (token.is_cancelled() || self.is_closed())) {
+            return error;
+        }
+        // What the device is at may be this request's load.
+        self.suspect();
+        self.interrupted(token)
+    }
+
+    /// What the pool runs for a model: its load and its release. The third is where the load leaves what it made, in case
+    /// the pool lets it go at once: the request then runs on it (P26).
+    fn actions(self: &Arc<Self>, spec: &Arc<ModelSpec>) -> (impl Load + 'static, impl Release + 'static, Own) {
+        let own = Own::default();
+        let load = {
+            let (owner, device, drain) = (Arc::downgrade(self), self.device.clone(), self.drain);
+            let (table, spec, own) = (Arc::clone(&self.table), Arc::clone(spec), Arc::clone(&own));
+            move |context: LoadContext| -> BoxFuture<'static, Result<Loaded>> {
+                Box::pin(load(owner, device, drain, table, spec, own, context))
+            }
+        };
+        let table = Arc::clone(&self.table);
+        let release = move |token: Token| -> BoxFuture<'static, Result<()>> {
+            // Empties the place under this token and no other (P24, P25). The drop posts to the device and returns.
+            let model = table.lock().remove(&token);
+            drop(model);
+            Box::pin(std::future::ready(Ok(())))
+        };
+        (load, release, own)
+    }
+
     /// One admission. `None`: the pool let the entry go before this request got hold of the model.
     async fn admit(self: &Arc<Self>, spec: &Arc<ModelSpec>, options: &RequestOptions, token: &CancelToken) -> Result<Option<Used>> {
-        let mut admission = Admission::new(spec.key(), spec.estimate.total()).in_use().cancel(token.clone());
+        let mut admission = self.admission(spec, options, token);
         if let Some(idle) = options.idle {
             admission = admission.use_idle(idle);
         }
-        // What this request's own load made, in case the pool lets it go at once: the request then runs on it (P26).
-        let own: Arc<Mutex<Option<Arc<Model>>>> = Arc::default();
-        let load = {
-            let (owner, table, spec, own) = (Arc::downgrade(self), Arc::clone(&self.table), Arc::clone(spec), Arc::clone(&own));
-            let device = self.device.clone();
-            move |context: LoadContext| -> BoxFuture<'static, Result<Loaded>> {
-                Box::pin(load(device, owner, table, spec, own, context))
-            }
-        };
-        let release = {
-            let table = Arc::clone(&self.table);
-            move |token: Token| -> BoxFuture<'static, Result<()>> {
-                // Empties the place under this token and no other (P24, P25). The drop posts to the device and returns.
-                let model = table.lock().remove(&token);
-                drop(model);
-                Box::pin(std::future::ready(Ok(())))
-            }
-        };
+        let (load, release, own) = self.actions(spec);
         let asked = Instant::now();
-        let lease = match self.pool.acquire(admission, load, release).await {
-            Ok(lease) => lease,
-            Err(error)
-                if matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Timeout | ErrorKind::Closed)
-                    && (token.is_cancelled() || self.is_closed()) =>
-            {
-                // What the device is at may be this request's load.
-                self.suspect();
-                return Err(self.interrupted(token));
-            }
-            Err(error) => return Err(error),
-        };
+        let lease = self.pool.acquire(admission, load, release).await.map_err(|error| self.refused(error, token))?;
         let load = (lease.origin() != Origin::Hit).then(|| lease.load_time().min(asked.elapsed()));
         let model = self.table.lock().get(&lease.token()).cloned().or_else(|| own.lock().take());
         Ok(model.map(|model| Used { model, _lease: lease, load }))
@@ -369,11 +455,12 @@ impl Residency {
 
 /// The load the pool runs once there is room: text side here, weights on the device, then the table.
 async fn load(
-    device: DeviceThread,
     residency: Weak<Residency>,
+    device: DeviceThread,
+    drain: bool,
     table: Table,
     spec: Arc<ModelSpec>,
-    own: Arc<Mutex<Option<Arc<Model>>>>,
+    own: Own,
     context: LoadContext,
 ) -> Result<Loaded> {
     let reader = Arc::clone(&spec);
@@ -389,9 +476,14 @@ async fn load(
                 Ok(())
             };
             step(0.0)?;
-            let loaded = bench.load(&spec, &mut step)?;
-            let (weights, token) = (loaded.weight_bytes, context.token);
-            let model = Arc::new(Model { spec, text, slot: loaded.slot, weights, token, owner: residency, device: owner });
+            let limits = owner.limits();
+            limits.lock().loading(&spec.estimate, &mut **bench);
+            let loaded = catch_unwind(AssertUnwindSafe(|| bench.load(&spec, &mut step)));
+            let made = loaded.as_ref().ok().and_then(|loaded| loaded.as_ref().ok());
+            limits.lock().loaded(made.map(|loaded| (loaded.slot, loaded.weight_bytes)), &mut **bench);
+            let loaded = loaded.unwrap_or_else(|panic| resume_unwind(panic))?;
+            let (slot, weights, token) = (loaded.slot, loaded.weight_bytes, context.token);
+            let model = Arc::new(Model { spec, text, slot, weights, token, owner: residency, device: owner, drain });
             // A cancel that came with the last report still counts (hazard D9).
             context.cancel.check()?;
             *own.lock() = Some(Arc::clone(&model));

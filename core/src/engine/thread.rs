@@ -14,6 +14,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::backend::{Backend, DeviceInfo, Loaded, Slot};
 use super::exit::{self, Running};
+use super::limits::Limits;
 use super::mlx::Mlx;
 use super::scheduler::{Id, Sizes};
 use super::work::{Task, Work};
@@ -150,11 +151,15 @@ struct Inner {
     /// Counts the times the thread was found stuck.
     stuck: watch::Sender<u64>,
     last_id: AtomicU64,
+    limits: Arc<Mutex<Limits>>,
     device: DeviceInfo,
 }
 
 /// The process's MLX thread, while somebody holds it: MLX must not be used from two threads, so two engines share one.
 static MLX: Mutex<(Weak<Inner>, Option<JoinHandle<()>>)> = Mutex::new((Weak::new(), None));
+
+/// The memory of the machine a fake device is in.
+const FAKE_MEMORY: u64 = 64 << 30;
 
 impl DeviceThread {
     /// The process's MLX thread, started when nobody holds it yet. Waits for a former one to end first.
@@ -166,18 +171,19 @@ impl DeviceThread {
         if let Some(former) = current.1.take() {
             let _ = former.join();
         }
-        let (thread, handle) = Self::start(|| Mlx::new().map(|mlx| (mlx, Some(Running::enter()))))?;
+        let (thread, handle) = Self::start(super::physical_memory(), || Mlx::new().map(|mlx| (mlx, Some(Running::enter()))))?;
         *current = (Arc::downgrade(&thread.inner), Some(handle));
         Ok(thread)
     }
 
     /// Starts a thread for a backend that is not MLX.
     pub(crate) fn fake<B: Backend + Send + 'static>(backend: B) -> Result<Self> {
-        Ok(Self::start(move || Ok((backend, None)))?.0)
+        Ok(Self::start(FAKE_MEMORY, move || Ok((backend, None)))?.0)
     }
 
     /// Starts a thread and makes its backend there.
     fn start<B: Backend + 'static>(
+        physical: u64,
         make: impl FnOnce() -> Result<(B, Option<Running>)> + Send + 'static,
     ) -> Result<(Self, JoinHandle<()>)> {
         let (sender, receiver) = channel();
@@ -203,7 +209,8 @@ impl DeviceThread {
             .spawn(body)
             .map_err(|error| Error::new(ErrorKind::OutOfMemory, "cannot start the device thread").with_source(error))?;
         let device = made.recv().map_err(|_| Error::internal("the device thread ended before it was ready"))??;
-        let inner = Inner { sender, gauge, progress, stuck: watch::Sender::new(0), last_id: AtomicU64::new(0), device };
+        let (limits, stuck) = (Arc::new(Mutex::new(Limits::new(physical))), watch::Sender::new(0));
+        let inner = Inner { sender, gauge, progress, stuck, last_id: AtomicU64::new(0), limits, device };
         Ok((Self { inner: Arc::new(inner) }, handle))
     }
 
@@ -214,6 +221,11 @@ impl DeviceThread {
     /// The last reading of the allocator; reading it never waits.
     pub(crate) fn gauge(&self) -> Arc<Gauge> {
         Arc::clone(&self.inner.gauge)
+    }
+
+    /// What decides the allocator's limits; for jobs on the thread.
+    pub(crate) fn limits(&self) -> Arc<Mutex<Limits>> {
+        Arc::clone(&self.inner.limits)
     }
 
     /// Runs `job` on the thread. A panic in it is that job's `Internal` error. Dropping the future does not stop a running job.

@@ -18,7 +18,9 @@ use super::release;
 use super::spawn::{Spawn, drop_guarded, guarded_call};
 use super::status::{Counters, ErrorKindName, Hub, PoolEvent, UnloadReason, millis};
 use super::table::{Draining, NewEntry, Phase, Table};
-use super::types::{Admitted, DrainHook, Key, Loaded, MemoryProbe, NoRoom, Origin, PoolOptions, Release, Token, closed};
+use super::types::{
+    Admitted, BudgetHook, DrainHook, Key, Loaded, MemoryProbe, NoRoom, Origin, PoolOptions, Release, Token, closed,
+};
 use crate::cancel::CancelToken;
 use crate::clock::{BoxFuture, Clock};
 use crate::error::{Error, ErrorKind, Result};
@@ -32,6 +34,8 @@ pub(crate) struct Inner {
     pub(crate) drain: Option<DrainHook>,
     pub(crate) probe: Option<Arc<dyn MemoryProbe>>,
     pub(crate) settle: Duration,
+    /// Its lock is taken before the state's, and only while the budget is changed.
+    pub(crate) on_budget: Option<Mutex<BudgetHook>>,
 }
 
 /// Effects put off until the mutex is free: tasks to start, callers to answer, host values to drop.
@@ -160,6 +164,8 @@ pub(crate) struct State {
     pub(crate) history: HashMap<Key, History>,
     pub(crate) peak: u128,
     probe: Option<Arc<dyn MemoryProbe>>,
+    /// Releases do not drain: what the allocator keeps then is there for the next load, and no floor of the account.
+    keeps_cache: bool,
 }
 
 impl Inner {
@@ -251,6 +257,7 @@ impl State {
             history: HashMap::new(),
             peak: 0,
             probe: options.probe.clone(),
+            keeps_cache: !options.drain_after_release,
         }
     }
 
@@ -288,7 +295,7 @@ impl State {
         let reading = self.probe.as_ref().and_then(|probe| guarded_call("the memory probe", || probe.read()).ok());
         Account {
             movable: self.table.busy + self.running + self.table.draining.len(),
-            measured: reading.map_or(0, |reading| reading.held().into()),
+            measured: reading.map_or(0, |reading| if self.keeps_cache { reading.active } else { reading.held() }.into()),
             available: reading.and_then(|reading| reading.available),
             ..self.table.account
         }

@@ -441,6 +441,10 @@ pub trait MemoryProbe: Send + Sync {
 /// fail before anything touched the device; the hook must not be the first to do so (P37).
 pub type DrainHook = Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
 
+/// Is told the new budget after each change, one call at a time and the newest last. Must not block or call the pool; runs on
+/// the thread that changed it, without the pool's lock.
+pub type BudgetHook = Arc<dyn Fn(u64) + Send + Sync>;
+
 /// How a pool is made. Start from [`PoolOptions::new`].
 #[derive(Clone)]
 #[non_exhaustive]
@@ -457,8 +461,10 @@ pub struct PoolOptions {
     pub max_waiting: usize,
     /// How to give memory back after a release. `None`: nothing to do.
     pub drain: Option<DrainHook>,
-    /// Switch the drain off without removing the hook. Default true.
+    /// Switch the drain off without removing the hook: cached bytes are then no floor of the account either. Default true.
     pub drain_after_release: bool,
+    /// Who else follows the budget: an allocator's limits, say.
+    pub on_budget: Option<BudgetHook>,
     /// Real bytes of the process: a floor for the account, and what `evict` measures with.
     pub probe: Option<Arc<dyn MemoryProbe>>,
     /// The longest time `evict` watches the probe for bytes that come back late. Default 250 ms.
@@ -481,6 +487,7 @@ impl PoolOptions {
             max_waiting: 65_536,
             drain: None,
             drain_after_release: true,
+            on_budget: None,
             probe: None,
             settle: Duration::from_millis(250),
             clock: None,

@@ -1,0 +1,488 @@
+//! Hazard: the owner protocol (P20 to P30) as the engine does it, on a scripted device; the pool's side is in `pool_owner.rs`.
+//! Also what the engine adds to it: idle policies, pins, the drain and the allocator's limits.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::pin::pin;
+use std::task::{Context, Waker};
+use std::thread::{JoinHandle, spawn, yield_now};
+use std::time::{Duration, Instant};
+
+use hob::chat_template::Message;
+use hob::engine::{
+    AllocatorLimits, EmbedRequest, Engine, EngineOptions, GenerateRequest, Generation, RequestOptions, RerankRequest, Stream,
+};
+use hob::fake::{FakeDevice, FakeModel, Fault, Point};
+use hob::model::ModelKind;
+use hob::pool::{Evicted, IdlePolicy, NoRoom, PoolEvent, Received, UnloadReason};
+use hob::{CancelToken, ErrorKind, Key, Result, block_on};
+
+const MB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// `a`, `b`: chat models of 100 MB. `e`, `r`: an embedder and a reranker of 100 MB. `big`: 8 GiB.
+fn device() -> FakeDevice {
+    FakeDevice::new(vec![
+        FakeModel::new("a", ModelKind::Chat, 100 * MB),
+        FakeModel::new("b", ModelKind::Chat, 100 * MB),
+        FakeModel::new("e", ModelKind::Embedder, 100 * MB),
+        FakeModel::new("r", ModelKind::Reranker, 100 * MB),
+        FakeModel::new("big", ModelKind::Chat, 8 * GIB),
+    ])
+}
+
+/// Room for one of the small models.
+fn engine(device: &FakeDevice) -> Engine {
+    Engine::open_fake(device.clone(), EngineOptions::with_budget(120 * MB)).unwrap()
+}
+
+fn ask(model: &str) -> GenerateRequest {
+    GenerateRequest::chat(model, vec![Message::user("hi")])
+}
+
+fn answer(engine: &Engine, request: GenerateRequest) -> Result<Generation> {
+    block_on(engine.generate(request)?.collect())
+}
+
+fn serve(engine: &Engine, model: &str) {
+    assert_eq!(answer(engine, ask(model)).unwrap().text, "Hello!");
+}
+
+/// A stream that stands before its first token.
+fn streaming(engine: &Engine, device: &FakeDevice, model: &str) -> Stream {
+    device.hold(Point::Step);
+    let stream = engine.generate(ask(model)).unwrap();
+    device.wait_until_held(Point::Step);
+    stream
+}
+
+fn ends_well(stream: Stream) {
+    assert_eq!(block_on(stream.collect()).unwrap().text, "Hello!");
+}
+
+fn evict(engine: &Engine, key: Key, force: bool) -> JoinHandle<Result<Evicted>> {
+    let pool = engine.pool().clone();
+    spawn(move || block_on(pool.evict(&key, force)))
+}
+
+/// `kind:id state` of what the pool counts, in the order of keys.
+fn held(engine: &Engine) -> Vec<String> {
+    let entries = engine.pool().status().entries;
+    entries.iter().map(|entry| format!("{} {:?}", entry.key, entry.state)).collect()
+}
+
+fn uses(engine: &Engine) -> u64 {
+    engine.pool().status().entries.iter().map(|entry| entry.uses).sum()
+}
+
+/// For what happens on another thread and signals nothing. The bound only turns a hang into a failure.
+#[track_caller]
+fn until(condition: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < Duration::from_secs(30), "it never happened");
+        yield_now();
+    }
+}
+
+// ---- P20, P21: cold and hit ----
+
+#[test]
+fn p20_p21_a_cold_request_loads_and_the_next_one_hits() {
+    let device = device();
+    let engine = engine(&device);
+    serve(&engine, "a");
+    serve(&engine, "a");
+    assert_eq!(device.count(Point::Load), 1);
+    assert_eq!((held(&engine), uses(&engine)), (vec!["chat:a Ready".to_owned()], 0));
+}
+
+#[test]
+fn p21_a_refused_hit_after_the_release_reached_the_owner_loads_afresh() {
+    let device = device();
+    let engine = engine(&device);
+    serve(&engine, "a");
+    evict(&engine, Key::chat("a"), false).join().unwrap().unwrap();
+    serve(&engine, "a");
+    assert_eq!((device.count(Point::Load), device.memory().peak), (2, 100 * MB));
+}
+
+#[test]
+fn p21_a_refused_hit_before_the_release_has_ended_waits_for_the_bytes_and_loads_afresh() {
+    let device = device();
+    let engine = engine(&device);
+    serve(&engine, "a");
+    // The pool has let go, and the release has got as far as the device.
+    device.hold(Point::Unload);
+    let evicting = evict(&engine, Key::chat("a"), false);
+    device.wait_until_held(Point::Unload);
+    assert_eq!(held(&engine), ["chat:a Draining"]);
+    let again = engine.generate(ask("a")).unwrap();
+    until(|| engine.pool().status().waiting == 1);
+    assert_eq!(device.count(Point::Load), 1, "nothing is loaded beside the bytes that are on their way back");
+    device.release(Point::Unload);
+    evicting.join().unwrap().unwrap();
+    ends_well(again);
+    assert_eq!((device.count(Point::Load), device.memory().peak), (2, 100 * MB));
+}
+
+#[test]
+fn p21_a_refused_hit_whose_fresh_admission_fails_leaves_nothing_and_has_drained() {
+    let device = device();
+    let engine = engine(&device);
+    serve(&engine, "a");
+    evict(&engine, Key::chat("a"), false).join().unwrap().unwrap();
+    device.fail_next(Point::Load, Fault::Error(ErrorKind::Io));
+    assert_eq!(answer(&engine, ask("a")).unwrap_err().kind(), ErrorKind::Io);
+    assert!(held(&engine).is_empty());
+    assert_eq!((device.memory().active, device.memory().cache), (0, 0));
+}
+
+// ---- P22, P23: swaps ----
+
+#[test]
+fn p22_a_swap_frees_and_drains_the_old_one_before_the_new_ones_first_byte() {
+    let device = device();
+    let engine = engine(&device);
+    serve(&engine, "a");
+    device.hold(Point::Load);
+    let stream = engine.generate(ask("b")).unwrap();
+    device.wait_until_held(Point::Load);
+    assert_eq!((device.memory().active, device.memory().cache), (0, 0), "gone and drained before the load");
+    device.release(Point::Load);
+    ends_well(stream);
+    serve(&engine, "a");
+    assert_eq!((held(&engine), device.memory().peak), (vec!["chat:a Ready".to_owned()], 100 * MB));
+}
+
+#[test]
+fn p23_after_a_swap_into_a_failing_model_the_old_one_stays_gone_and_loads_again_when_asked() {
+    for fault in [Fault::Error(ErrorKind::OutOfMemory), Fault::Panic] {
+        let device = device();
+        let engine = engine(&device);
+        serve(&engine, "a");
+        device.fail_next(Point::LoadEnd, fault);
+        answer(&engine, ask("b")).unwrap_err();
+        assert!(held(&engine).is_empty(), "{fault:?}");
+        assert_eq!((device.memory().active, device.memory().cache), (0, 0));
+        serve(&engine, "a");
+        assert_eq!(device.count(Point::Load), 3);
+    }
+}
+
+// ---- P24 to P27: tokens, and the release that comes early ----
+
+#[test]
+fn p24_p25_a_release_frees_its_own_admission_and_no_later_one() {
+    let device = device();
+    let engine = engine(&device);
+    let stream = streaming(&engine, &device, "a");
+    // Detached and released under the stream; the stream holds the old model.
+    let evicting = evict(&engine, Key::chat("a"), true);
+    until(|| engine.pool().peek(&Key::chat("a")).is_none());
+    let fresh = engine.generate(ask("a")).unwrap();
+    device.release(Point::Step);
+    ends_well(stream);
+    evicting.join().unwrap().unwrap();
+    ends_well(fresh);
+    // The old release and the old holder's drop touched the old model only.
+    serve(&engine, "a");
+    assert_eq!((device.count(Point::Load), device.memory().active), (2, 100 * MB));
+}
+
+#[test]
+fn p26_a_release_during_the_load_ends_that_load_and_nothing_stays() {
+    let device = device();
+    let engine = engine(&device);
+    device.hold(Point::LoadEnd);
+    let stream = engine.generate(ask("a")).unwrap();
+    device.wait_until_held(Point::LoadEnd);
+    // The first poll tells the load to stop; it stands before its last look at its token.
+    let key = Key::chat("a");
+    let mut evicting = pin!(engine.pool().evict(&key, true));
+    assert!(evicting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    device.release(Point::LoadEnd);
+    assert_eq!(block_on(stream.collect()).unwrap_err().kind(), ErrorKind::Cancelled);
+    block_on(evicting).unwrap();
+    until(|| device.memory().held() == 0);
+    assert!(held(&engine).is_empty());
+    serve(&engine, "a");
+}
+
+#[test]
+fn p26_after_a_release_before_the_first_step_the_request_runs_on_its_own_model_and_drains_once() {
+    let device = device();
+    let engine = engine(&device);
+    let stream = streaming(&engine, &device, "a");
+    evict(&engine, Key::chat("a"), true).join().unwrap().unwrap();
+    assert!(engine.pool().begin_use(&Key::chat("a")).is_none(), "nobody can hit it any more");
+    assert_eq!(device.memory().active, 100 * MB, "the request holds it");
+    let (unloads, drains) = (device.count(Point::Unload), device.count(Point::Drain));
+    device.release(Point::Step);
+    ends_well(stream);
+    until(|| device.memory().held() == 0 && held(&engine).is_empty());
+    assert_eq!(device.count(Point::Unload) - unloads, 1, "freed once, by its last holder");
+    // The last holder's own drain, and the pool's before it takes the bytes off the account.
+    assert!(device.count(Point::Drain) - drains <= 2);
+}
+
+#[test]
+fn a_forced_evict_keeps_the_bytes_on_the_account_until_the_streams_end() {
+    let device = device();
+    let engine = engine(&device);
+    let stream = streaming(&engine, &device, "a");
+    let evicted = evict(&engine, Key::chat("a"), true).join().unwrap().unwrap();
+    assert_eq!(evicted.freed_bytes, 0, "nothing came back yet, and nothing is claimed");
+    assert_eq!(engine.pool().status().releasing_bytes, 100 * MB);
+    let waiting = engine.generate(ask("b")).unwrap();
+    until(|| engine.pool().status().waiting == 1);
+    assert_eq!(device.count(Point::Load), 1);
+    device.release(Point::Step);
+    ends_well(stream);
+    ends_well(waiting);
+    assert_eq!((device.memory().active, device.memory().peak), (100 * MB, 100 * MB), "it came back before the next was loaded");
+}
+
+// ---- P28: the end of a use is unconditional ----
+
+#[test]
+fn p28_every_verb_ends_its_use_on_success_on_failure_and_on_panic() {
+    let device = device();
+    let engine = Engine::open_fake(device.clone(), EngineOptions::with_budget(GIB)).unwrap();
+    let verbs: [(Point, &dyn Fn() -> Result<()>); 3] = [
+        (Point::Step, &|| answer(&engine, ask("a")).map(drop)),
+        (Point::Embed, &|| block_on(engine.embed(EmbedRequest::new("e", ["x"]))).map(drop)),
+        (Point::Rerank, &|| block_on(engine.rerank(RerankRequest::new("r", "q", ["x"]))).map(drop)),
+    ];
+    for (point, verb) in verbs {
+        verb().unwrap();
+        assert_eq!(uses(&engine), 0, "{point:?}: success");
+        for fault in [Fault::Error(ErrorKind::Backend), Fault::Panic] {
+            device.fail_next(point, fault);
+            verb().unwrap_err();
+            assert_eq!(uses(&engine), 0, "{point:?}: {fault:?}");
+        }
+    }
+    // Nothing is stuck in use: each of them can go without force.
+    for key in [Key::chat("a"), Key::embedder("e"), Key::reranker("r")] {
+        evict(&engine, key, false).join().unwrap().unwrap();
+    }
+    assert_eq!(device.memory().held(), 0);
+}
+
+#[test]
+fn p28_every_verb_ends_its_use_when_cancelled_or_refused_after_the_model_was_found() {
+    let device = device();
+    let engine = Engine::open_fake(device.clone(), EngineOptions::with_budget(GIB)).unwrap();
+    let with = |cancel: &CancelToken| RequestOptions { cancel: Some(cancel.clone()), ..RequestOptions::default() };
+    for point in [Point::Step, Point::Embed, Point::Rerank] {
+        device.hold(point);
+        let (cancel, engine_in) = (CancelToken::new(), engine.clone());
+        let options = with(&cancel);
+        let running = spawn(move || match point {
+            Point::Step => answer(&engine_in, GenerateRequest { options, ..ask("a") }).map(drop),
+            Point::Embed => block_on(engine_in.embed(EmbedRequest { options, ..EmbedRequest::new("e", ["x"]) })).map(drop),
+            _ => block_on(engine_in.rerank(RerankRequest { options, ..RerankRequest::new("r", "q", ["x"]) })).map(drop),
+        });
+        device.wait_until_held(point);
+        cancel.cancel();
+        // A row ends before its next step; a batch is left while the device still computes it.
+        if point == Point::Step {
+            device.release(point);
+        }
+        assert_eq!(running.join().unwrap().unwrap_err().kind(), ErrorKind::Cancelled, "{point:?}");
+        assert_eq!(uses(&engine), 0, "{point:?}");
+        device.release(point);
+    }
+    // Refused once the model is known: too long for it, or no such prompt.
+    answer(&engine, GenerateRequest::raw("a", "x".repeat(5000))).unwrap_err();
+    block_on(engine.embed(EmbedRequest::new("e", ["x".repeat(5000)]))).unwrap_err();
+    let named = EmbedRequest { prompt_name: Some("nowhere".into()), ..EmbedRequest::new("e", ["x"]) };
+    block_on(engine.embed(named)).unwrap_err();
+    assert_eq!(uses(&engine), 0);
+}
+
+// ---- P29: stop ----
+
+#[test]
+fn p29_closing_ends_a_request_that_waits_for_room_and_leaves_nothing() {
+    let device = device();
+    let engine = engine(&device);
+    let stream = streaming(&engine, &device, "a");
+    let parked = engine.generate(ask("b")).unwrap();
+    until(|| engine.pool().status().waiting == 1);
+    let closing = spawn({
+        let engine = engine.clone();
+        move || block_on(engine.close())
+    });
+    // The parked one ends while the other still stands before its step.
+    assert_eq!(block_on(parked.collect()).unwrap_err().kind(), ErrorKind::Closed);
+    device.release(Point::Step);
+    assert_eq!(block_on(stream.collect()).unwrap_err().kind(), ErrorKind::Closed);
+    closing.join().unwrap().unwrap();
+    block_on(engine.close()).unwrap();
+    until(|| device.memory().held() == 0);
+    assert_eq!(device.count(Point::Load), 1, "the parked one was never loaded");
+}
+
+#[test]
+fn p29_closing_during_a_load_frees_what_the_load_made() {
+    let device = device();
+    let engine = engine(&device);
+    device.hold(Point::LoadEnd);
+    let stream = engine.generate(ask("a")).unwrap();
+    device.wait_until_held(Point::LoadEnd);
+    let closing = spawn({
+        let engine = engine.clone();
+        move || block_on(engine.close())
+    });
+    assert_eq!(block_on(stream.collect()).unwrap_err().kind(), ErrorKind::Closed);
+    device.release(Point::LoadEnd);
+    closing.join().unwrap().unwrap();
+    until(|| device.memory().held() == 0);
+    assert!(held(&engine).is_empty());
+}
+
+// ---- P30: a release waits for nothing ----
+
+#[test]
+fn p30_a_request_may_evict_another_verbs_model_while_a_stream_of_a_third_runs() {
+    let device = device();
+    let engine = Engine::open_fake(device.clone(), EngineOptions::with_budget(220 * MB)).unwrap();
+    block_on(engine.embed(EmbedRequest::new("e", ["x"]))).unwrap();
+    // Every verb goes through the one device thread, which stands in the stream's step; the embedder's release is posted to
+    // it from the reranker's admission, and neither waits for the other.
+    let stream = streaming(&engine, &device, "a");
+    let ranking = spawn({
+        let engine = engine.clone();
+        move || block_on(engine.rerank(RerankRequest::new("r", "q", ["x"]))).map(drop)
+    });
+    until(|| engine.pool().peek(&Key::embedder("e")).is_none());
+    device.release(Point::Step);
+    ends_well(stream);
+    ranking.join().unwrap().unwrap();
+    assert_eq!(device.memory().peak, 200 * MB);
+}
+
+// ---- idle policies and pins ----
+
+#[test]
+fn a_models_own_idle_policy_rules_it_and_no_other() {
+    let device = device();
+    let engine = Engine::open_fake(device.clone(), EngineOptions::with_budget(GIB)).unwrap();
+    let mut events = engine.pool().events(64);
+    let leave = RequestOptions { model_idle: Some(IdlePolicy::Immediately), ..RequestOptions::default() };
+    serve(&engine, "b");
+    answer(&engine, GenerateRequest { options: leave, ..ask("a") }).unwrap();
+    let gone = loop {
+        if let Some(Received::Event(PoolEvent::Unloaded { key, reason, .. })) = block_on(events.next()) {
+            break (key, reason);
+        }
+    };
+    assert_eq!(gone, (Key::chat("a"), UnloadReason::Idle));
+    assert_eq!(held(&engine), ["chat:b Ready"]);
+    // On a model that is there already, and for this use only.
+    let keep = RequestOptions { model_idle: Some(IdlePolicy::Never), ..RequestOptions::default() };
+    answer(&engine, GenerateRequest { options: keep, ..ask("b") }).unwrap();
+    assert_eq!(engine.pool().status().entries[0].idle, IdlePolicy::Never);
+    let once = RequestOptions { idle: Some(IdlePolicy::AfterSeconds(60)), ..RequestOptions::default() };
+    answer(&engine, GenerateRequest { options: once, ..ask("b") }).unwrap();
+    assert_eq!(engine.pool().status().entries[0].idle, IdlePolicy::AfterSeconds(60));
+    serve(&engine, "b");
+    assert_eq!(engine.pool().status().entries[0].idle, IdlePolicy::Never);
+}
+
+#[test]
+fn a_model_loaded_ahead_of_its_first_use_stays_until_that_use_ends() {
+    let device = device();
+    let mut options = EngineOptions::with_budget(GIB);
+    options.idle = IdlePolicy::Immediately;
+    let engine = Engine::open_fake(device.clone(), options).unwrap();
+    let info = block_on(engine.load("a", RequestOptions::default())).unwrap();
+    assert_eq!((info.id.as_str(), held(&engine)), ("a", vec!["chat:a Ready".to_owned()]));
+    block_on(engine.load("a", RequestOptions::default())).unwrap();
+    serve(&engine, "a");
+    until(|| held(&engine).is_empty());
+    assert_eq!((device.count(Point::Load), device.memory().held()), (1, 0));
+}
+
+#[test]
+fn a_pinned_model_is_neither_evicted_nor_swept_and_unpinning_ends_it() {
+    let device = device();
+    let mut options = EngineOptions::with_budget(120 * MB);
+    options.no_room = NoRoom::Refuse;
+    let engine = Engine::open_fake(device.clone(), options).unwrap();
+    let pinned = RequestOptions { pinned: true, ..RequestOptions::default() };
+    block_on(engine.load("a", pinned.clone())).unwrap();
+    assert_eq!(answer(&engine, ask("b")).unwrap_err().kind(), ErrorKind::BudgetExceeded);
+    assert!(engine.pool().unpin(&Key::chat("a")));
+    serve(&engine, "b");
+    // A model that is there already is pinned by the next request that says so, unless the request is not for it.
+    let wrong = EmbedRequest { options: pinned.clone(), ..EmbedRequest::new("b", ["x"]) };
+    assert_eq!(block_on(engine.embed(wrong)).unwrap_err().kind(), ErrorKind::Unsupported);
+    assert_eq!(engine.pool().is_pinned(&Key::chat("b")), Some(false));
+    answer(&engine, GenerateRequest { options: pinned, ..ask("b") }).unwrap();
+    assert_eq!(engine.pool().is_pinned(&Key::chat("b")), Some(true));
+}
+
+#[test]
+fn without_the_drain_freed_memory_stays_for_the_next_model_and_is_not_held_against_it() {
+    let device = device();
+    let mut options = EngineOptions::with_budget(120 * MB);
+    options.drain_after_release = false;
+    options.no_room = NoRoom::Refuse;
+    let engine = Engine::open_fake(device.clone(), options).unwrap();
+    for model in ["a", "b", "a"] {
+        serve(&engine, model);
+    }
+    assert_eq!((device.count(Point::Drain), device.memory().cache), (0, 200 * MB));
+    let evicted = evict(&engine, Key::chat("a"), false).join().unwrap().unwrap();
+    assert_eq!(evicted.freed_bytes, 0, "nothing was given back, and nothing is claimed");
+}
+
+// ---- the allocator's limits ----
+
+#[test]
+fn i18_the_limits_follow_the_budget_and_the_resident_weights_and_end_with_the_engine() {
+    let device = device();
+    let own = device.limits();
+    let engine = Engine::open_fake(device.clone(), EngineOptions::with_budget(20 * GIB)).unwrap();
+    // Budgets and unloads are posted to the device and not waited for.
+    let turn_to = |memory, cache| until(|| device.limits() == AllocatorLimits { memory, cache });
+    // Nothing resident, nothing kept.
+    turn_to(20 * GIB, 0);
+    device.hold(Point::Load);
+    let stream = engine.generate(ask("a")).unwrap();
+    device.wait_until_held(Point::Load);
+    assert_eq!(device.limits().cache, GIB, "a load needs the cache already");
+    device.release(Point::Load);
+    ends_well(stream);
+    turn_to(20 * GIB, GIB);
+    serve(&engine, "big");
+    turn_to(20 * GIB, (8 * GIB + 100 * MB) / 4);
+    engine.pool().set_budget(30 * GIB).unwrap();
+    turn_to(30 * GIB, (8 * GIB + 100 * MB) / 4);
+    evict(&engine, Key::chat("big"), false).join().unwrap().unwrap();
+    evict(&engine, Key::chat("a"), false).join().unwrap().unwrap();
+    turn_to(30 * GIB, 0);
+    for fault in [Fault::Error(ErrorKind::Io), Fault::Panic] {
+        device.fail_next(Point::LoadEnd, fault);
+        answer(&engine, ask("a")).unwrap_err();
+        turn_to(30 * GIB, 0);
+    }
+    serve(&engine, "a");
+    block_on(engine.close()).unwrap();
+    assert_eq!(device.limits(), own);
+    assert_eq!(engine.pool().set_budget(GIB).unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(device.limits(), own);
+}
+
+#[test]
+fn a_model_served_alone_over_the_budget_raises_the_memory_limit_while_it_stays() {
+    let device = device();
+    let engine = Engine::open_fake(device.clone(), EngineOptions::with_budget(GIB)).unwrap();
+    serve(&engine, "big");
+    assert_eq!(device.limits().memory, 8 * GIB);
+    serve(&engine, "a");
+    assert_eq!(device.limits().memory, GIB);
+}
