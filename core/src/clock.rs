@@ -14,7 +14,7 @@ use crate::sync::Mutex;
 /// A boxed future that may cross threads. Everything the pool hands out or takes is one of these or converts into one.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// A monotone clock. Implementations must be cheap to read: the pool reads it at the start and at the end of every use.
+/// A monotone clock. Implementations must be cheap to read: the pool reads it at the end of every use.
 pub trait Clock: Send + Sync + 'static {
     /// The present moment. Never goes backwards.
     fn now(&self) -> Instant;
