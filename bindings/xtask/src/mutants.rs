@@ -165,7 +165,7 @@ fn workspace(folder: &Path) -> Result<Place> {
         root,
         build: folder.join("build-workspace"),
         package: "hob",
-        inside: Some,
+        inside: |path| Some(path),
         tests,
         generated: &["core/src/engine/residency.rs"],
     })
