@@ -172,3 +172,28 @@ fn a_pool_whose_executor_died_is_freed_with_its_entries() {
     drop(lease);
     assert!(memory.upgrade().is_none(), "the pool and what its entries captured are still there");
 }
+
+#[test]
+fn a_use_with_a_longer_policy_of_its_own_does_not_put_off_the_next_uses_countdown() {
+    let rig = Rig::with(10, |options| options.idle = IdlePolicy::AfterSeconds(30));
+    rig.resident(&chat("a"), 5);
+    let lease = rig.pool.begin_use(&chat("a")).unwrap();
+    // The timer finds nothing to count and ends.
+    rig.advance(secs(31));
+    drop(rig.pool.begin_use_with(&chat("a"), IdlePolicy::AfterSeconds(600)).unwrap());
+    drop(rig.pool.begin_use(&chat("a")).unwrap());
+    drop(lease);
+    rig.advance(secs(31));
+    assert!(rig.pool.peek(&chat("a")).is_none());
+}
+
+#[test]
+fn a_use_with_a_policy_of_its_own_does_not_keep_the_next_one_from_unloading_immediately() {
+    let rig = Rig::with(10, |options| options.idle = IdlePolicy::Immediately);
+    rig.resident(&chat("a"), 5);
+    let first = rig.pool.begin_use_with(&chat("a"), IdlePolicy::Never).unwrap();
+    let second = rig.pool.begin_use(&chat("a")).unwrap();
+    drop(first);
+    drop(second);
+    assert!(rig.pool.peek(&chat("a")).is_none());
+}

@@ -355,8 +355,9 @@ impl State {
     /// Lends an entry in use, unless the end of its last use has work to do here.
     fn lend(&mut self, inner: &Arc<Inner>, at: u32, out: &mut Option<Outbox>) {
         let Some(entry) = self.table.get(at) else { return };
+        // A use's own policy would be void with the next use, and nobody here would hear of it.
         let policy = entry.policy(self.idle).normalized();
-        if !self.queue.is_empty() || policy == IdlePolicy::Immediately {
+        if !self.queue.is_empty() || policy == IdlePolicy::Immediately || entry.use_idle.is_some() {
             return;
         }
         // The end will not arm the sweeper, so it looks as early as that end could be: now.

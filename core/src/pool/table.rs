@@ -365,10 +365,6 @@ impl Table {
         let returned = entry.shared.loan.recall();
         entry.lent = false;
         self.hits += returned.begun;
-        if returned.begun > 0 {
-            // The use begun last rules the countdown, and it came without a policy of its own.
-            entry.use_idle = None;
-        }
         // Not if the clock of a later end, under the mutex, is in the entry already.
         if returned.order > entry.stamp {
             entry.stamp = returned.order;
