@@ -14,13 +14,21 @@ use crate::sync::Mutex;
 /// A boxed future that may cross threads. Everything the pool hands out or takes is one of these or converts into one.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// A monotone clock. Implementations must be cheap to read: the pool reads it at the start and at the end of every use.
+/// A monotone clock. Implementations must be cheap to read: the pool reads it at the end of every use.
 pub trait Clock: Send + Sync + 'static {
     /// The present moment. Never goes backwards.
     fn now(&self) -> Instant;
 
     /// A future that completes at or after `deadline`. It may be polled by any executor on any thread, and dropped at any time.
     fn sleep_until(&self, deadline: Instant) -> BoxFuture<'static, ()>;
+
+    /// The present moment as nanoseconds since `epoch`, and a number that orders it: of two readings one after the other the
+    /// later has the greater number, as far as the clock can tell them apart. By default that is the nanoseconds again.
+    #[inline]
+    fn stamp(&self, epoch: Instant) -> (u64, u64) {
+        let nanos = u64::try_from(self.now().saturating_duration_since(epoch).as_nanos()).unwrap_or(u64::MAX);
+        (nanos, nanos)
+    }
 }
 
 /// The operating system's monotone clock. Sleeps run on a Hob [`Runtime`], which is started at the first sleep, so the
@@ -84,6 +92,8 @@ pub struct FakeClock {
 
 struct FakeInner {
     now: Instant,
+    // Readings so far: they order what happens while the time stands still.
+    readings: u64,
     next_id: u64,
     sleepers: Vec<Sleeper>,
 }
@@ -98,7 +108,7 @@ impl FakeClock {
     /// A clock that stands at some moment.
     #[must_use]
     pub fn new() -> Self {
-        Self { inner: Arc::new(Mutex::new(FakeInner { now: Instant::now(), next_id: 0, sleepers: Vec::new() })) }
+        Self { inner: Arc::new(Mutex::new(FakeInner { now: Instant::now(), readings: 0, next_id: 0, sleepers: Vec::new() })) }
     }
 
     /// Moves time forward and wakes every sleeper whose deadline has come.
@@ -150,6 +160,14 @@ impl Clock for FakeClock {
 
     fn sleep_until(&self, deadline: Instant) -> BoxFuture<'static, ()> {
         Box::pin(FakeSleep { clock: self.clone(), deadline, id: None })
+    }
+
+    fn stamp(&self, epoch: Instant) -> (u64, u64) {
+        let mut inner = self.inner.lock();
+        inner.readings += 1;
+        let nanos = u64::try_from(inner.now.saturating_duration_since(epoch).as_nanos()).unwrap_or(u64::MAX);
+        // Steps of more than one, as a real clock makes them.
+        (nanos, inner.readings * 1_000)
     }
 }
 

@@ -33,17 +33,18 @@
 //! ```
 //!
 //! - **Threads.** Everything may be called from any thread. Decisions are made in one short mutex, which is never held while a
-//!   load, a release, a hook or a waker runs. Futures work on any executor; the work behind them runs on the pool's spawner,
+//!   load, a release, a hook or a waker runs; hits on a resident key mostly do without it. Futures work on any executor; the work behind them runs on the pool's spawner,
 //!   so dropping a future only means leaving.
 //! - **Order.** A newcomer's victims are detached and its bytes reserved in one step; the victims are then released one by
 //!   one, each drained, before its load is called.
-//! - **Files.** `policy.rs` decides, `idle.rs` times, `table.rs` counts, `state.rs` changes, `line.rs` queues, `flight.rs` brings in,
+//! - **Files.** `policy.rs` decides, `idle.rs` times, `table.rs` counts, `loan.rs` counts uses, `state.rs` changes, `line.rs` queues, `flight.rs` brings in,
 //!   `release.rs` lets go, `status.rs` tells.
 
 mod flight;
 mod idle;
 mod lease;
 mod line;
+mod loan;
 mod policy;
 mod release;
 mod spawn;
@@ -77,7 +78,6 @@ use self::table::Phase;
 use crate::cancel::CancelToken;
 use crate::clock::{BoxFuture, Clock, SystemClock};
 use crate::error::{Error, ErrorKind, Result};
-use crate::sync::Mutex;
 
 /// A handle to a pool; clones are the same pool. When the last handle goes, the pool closes in the background.
 #[derive(Clone)]
@@ -110,11 +110,7 @@ impl Pool {
             }
         };
         let clock = clock.unwrap_or_else(|| SystemClock::shared());
-        let state = Mutex::new(State::new(&options, clock.now()));
-        let drain = options.drain.filter(|_| options.drain_after_release);
-        let on_budget = options.on_budget.map(Mutex::new);
-        let inner = Arc::new(Inner { state, clock, spawner, drain, probe: options.probe, settle: options.settle, on_budget });
-        Ok(Self { handle: Arc::new(Handle { inner }) })
+        Ok(Self { handle: Arc::new(Handle { inner: Arc::new(Inner::new(options, clock, spawner)) }) })
     }
 
     fn inner(&self) -> &Arc<Inner> {
@@ -190,21 +186,27 @@ impl Pool {
     /// entry that was detached meanwhile. It goes by token, not by key: the key may name a newer entry by now. Answers
     /// false, and counts it in [`Counters::unbalanced_ends`], when no such use is open.
     pub fn end_use(&self, token: Token) -> bool {
-        let at = self.inner().with(|state, _| state.tokens.get(&token).copied());
-        self.inner().end_use_at(at.unwrap_or(u32::MAX), token)
+        let find = |state: &State| state.table.get(*state.tokens.get(&token)?).map(|entry| entry.shared.clone());
+        match self.inner().look(find) {
+            Some(shared) => shared.end_use(),
+            None => {
+                self.inner().with(|state, _| state.counters.unbalanced_ends += 1);
+                false
+            }
+        }
     }
 
     /// The token of a resident entry, without a use and without touching its clock.
     #[must_use]
     pub fn peek(&self, key: &Key) -> Option<Token> {
-        self.inner().with(|state, _| ready(state, key).and_then(|at| state.table.get(at)).map(|entry| entry.shared.token))
+        self.inner().look(|state| ready(state, key).and_then(|at| state.table.get(at)).map(|entry| entry.shared.token))
     }
 
     /// Refreshes a resident entry's clock without a use. False when it is not resident.
     pub fn touch(&self, key: &Key) -> bool {
         self.inner().with(|state, out| {
             let Some(at) = ready(state, key) else { return false };
-            state.table.touch(at, state.now());
+            state.table.touch(at);
             state.recount(self.inner(), at, out);
             true
         })
@@ -444,7 +446,7 @@ impl Pool {
     /// Whether a resident entry is pinned; `None` when it is not resident.
     #[must_use]
     pub fn is_pinned(&self, key: &Key) -> Option<bool> {
-        self.inner().with(|state, _| ready(state, key).and_then(|at| state.table.get(at)).map(|entry| entry.pinned))
+        self.inner().look(|state| ready(state, key).and_then(|at| state.table.get(at)).map(|entry| entry.pinned))
     }
 
     /// Changes a resident entry's own idle policy (`None`: the pool's). A running countdown is reckoned anew. False when it
@@ -521,7 +523,7 @@ impl Pool {
     /// The budget in bytes.
     #[must_use]
     pub fn budget(&self) -> u64 {
-        self.inner().with(|state, _| state.table.account.budget)
+        self.inner().look(|state| state.table.account.budget)
     }
 
     /// Corrects a resident entry's charge to what was measured (P51). More of it evicts nothing by itself. False when the
@@ -669,7 +671,7 @@ impl Pool {
     /// Whether the pool is closed or closing.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.inner().with(|state, _| state.closing)
+        self.inner().look(|state| state.closing)
     }
 
     /// Recomputes every sum of the account from what is held; an error names the first difference. For tests.
@@ -784,7 +786,7 @@ fn snapshot(state: &State, memory: Option<MemoryReading>) -> Status {
         paused: state.pauses > 0,
         closed: state.closing,
         entries,
-        counters: state.counters,
+        counters: Counters { hits: state.table.hits, ..state.counters },
         memory,
     }
 }

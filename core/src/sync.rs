@@ -4,10 +4,10 @@
 #[cfg(not(feature = "shuttle"))]
 pub(crate) use parking_lot::Mutex;
 #[cfg(not(feature = "shuttle"))]
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 #[cfg(feature = "shuttle")]
-pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 #[cfg(feature = "shuttle")]
 pub(crate) use shuttle_mutex::Mutex;
 

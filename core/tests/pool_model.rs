@@ -14,12 +14,26 @@ const KEYS: usize = 6;
 
 #[derive(Debug, Clone)]
 enum Op {
-    Admit { key: usize, cost: u64, in_use: bool, pinned: bool, replace: bool, no_room: NoRoom, idle: IdlePolicy, fails: bool },
+    Admit {
+        key: usize,
+        cost: u64,
+        in_use: bool,
+        pinned: bool,
+        replace: bool,
+        no_room: NoRoom,
+        idle: IdlePolicy,
+        fails: bool,
+    },
     Begin(usize),
     End(usize),
+    /// Begins (of a key) and ends (of a lease), with nobody looking at the pool in between.
+    Burst(Vec<(bool, usize)>),
     Leave(usize),
     Forget(usize),
-    Evict { key: usize, force: bool },
+    Evict {
+        key: usize,
+        force: bool,
+    },
     Pin(usize),
     Unpin(usize),
     Touch(usize),
@@ -27,7 +41,10 @@ enum Op {
     Trim,
     MakeRoom(u64),
     External(u64),
-    Measured { key: usize, bytes: u64 },
+    Measured {
+        key: usize,
+        bytes: u64,
+    },
     Advance(u64),
     Sweep,
 }
@@ -65,6 +82,7 @@ fn op() -> impl Strategy<Value = Op> {
         10 => admit,
         3 => (0..KEYS).prop_map(Op::Begin),
         6 => any::<prop::sample::Index>().prop_map(|index| Op::End(index.index(1 << 20))),
+        4 => prop::collection::vec((any::<bool>(), 0..60usize), 2..12).prop_map(Op::Burst),
         1 => any::<prop::sample::Index>().prop_map(|index| Op::Leave(index.index(1 << 20))),
         1 => (0..KEYS).prop_map(Op::Forget),
         2 => (0..KEYS, any::<bool>()).prop_map(|(key, force)| Op::Evict { key, force }),
@@ -147,15 +165,19 @@ struct Model {
     /// Detached, still leased: entry, bytes, leases.
     lingering: Vec<(usize, u64, usize)>,
     line: Vec<Waiting>,
+    /// Decided on, bytes reserved; their loads run when everything else of the step is done.
+    running: Vec<Waiting>,
     answers: Vec<(usize, Answer)>,
     released: Vec<usize>,
     over: bool,
+    hits: u64,
 }
 
 impl Model {
     fn used(&self) -> u64 {
         self.external
             + self.entries.iter().map(|entry| entry.bytes).sum::<u64>()
+            + self.running.iter().map(|waiting| waiting.cost).sum::<u64>()
             + self.lingering.iter().map(|(_, bytes, _)| bytes).sum::<u64>()
     }
 
@@ -217,7 +239,9 @@ impl Model {
         if used + cost <= self.limit() {
             return Some(Ok(victims));
         }
-        let busy = self.entries.iter().any(|entry| entry.uses > 0 && !entry.pinned) || !self.lingering.is_empty();
+        let busy = self.entries.iter().any(|entry| entry.uses > 0 && !entry.pinned)
+            || !self.lingering.is_empty()
+            || !self.running.is_empty();
         match no_room {
             NoRoom::Refuse => Some(Err(())),
             NoRoom::Wait if busy => None,
@@ -232,6 +256,19 @@ impl Model {
             self.remove(at, true);
         }
         self.over |= self.used() + waiting.cost > self.limit();
+        self.running.push(waiting);
+    }
+
+    /// Runs every load under way, in the order they started; the end of each lets those in line go on.
+    fn run(&mut self) {
+        while !self.running.is_empty() {
+            let first = self.running.remove(0);
+            self.finish(first);
+            self.pump();
+        }
+    }
+
+    fn finish(&mut self, waiting: Waiting) {
         if waiting.fails {
             for caller in waiting.callers {
                 self.answers.push((caller.id, Answer::Failed(ErrorKind::Io)));
@@ -313,6 +350,7 @@ impl Model {
                 entry.used = false;
             }
             let id = entry.id;
+            self.hits += 1;
             self.answers.push((caller, Answer::Granted { entry: id }));
             self.pump_if_pinned(pinned);
             return;
@@ -420,12 +458,8 @@ impl World {
         rig.log();
         model.released.clear();
         match op.clone() {
-            Op::Admit { key, cost, in_use, pinned, mut replace, mut no_room, idle, mut fails } => {
+            Op::Admit { key, cost, in_use, pinned, mut replace, no_room, idle, fails } => {
                 replace &= !model.line.iter().any(|waiting| waiting.key == key);
-                // A failing load in the line gives its room back after the next one has decided; the model, where loads take
-                // no time, cannot tell. So only loads that start at once fail here; the rest is shuttle's.
-                fails &= model.line.is_empty();
-                no_room = if fails { NoRoom::Refuse } else { no_room };
                 let id = self.next_caller;
                 self.next_caller += 1;
                 let mut admission = Admission::new(self.keys[key].clone(), cost).no_room(no_room).idle(idle);
@@ -443,24 +477,18 @@ impl World {
                 model.admit(id, key, cost, in_use, pinned, replace, no_room, idle, fails);
             }
             Op::Begin(key) => {
-                let lease = rig.pool.begin_use(&self.keys[key]);
-                let at = model.at(key);
-                assert_eq!(lease.is_some(), at.is_some());
-                if let (Some(lease), Some(at)) = (lease, at) {
-                    let (stamp, now) = (model.tick(), model.now);
-                    let entry = &mut model.entries[at];
-                    entry.uses += 1;
-                    entry.used = true;
-                    entry.stamp = stamp;
-                    entry.since = now;
-                    self.leases.push((lease, entry.id));
-                }
+                self.begin(key);
             }
-            Op::End(index) => {
-                if !self.leases.is_empty() {
-                    let (lease, id) = self.leases.swap_remove(index % self.leases.len());
-                    drop(lease);
-                    model.end(id);
+            Op::End(index) => self.end(index),
+            Op::Burst(uses) => {
+                for (begins, index) in uses {
+                    let waited = !self.model.line.is_empty();
+                    if begins { self.begin(index % KEYS) } else { self.end(index) }
+                    // What an end sets going for those in line takes time; the model's takes none.
+                    if waited {
+                        self.rig.run();
+                        self.model.run();
+                    }
                 }
             }
             Op::Leave(index) => {
@@ -558,6 +586,7 @@ impl World {
                     evicted.push(self.keys[model.entries[at].key].clone());
                     model.remove(at, true);
                     model.pump();
+                    model.run();
                 }
                 assert_eq!(reclaimed.evicted, evicted);
                 assert_eq!(reclaimed.fits, model.used() + bytes <= model.limit());
@@ -594,9 +623,35 @@ impl World {
         self.compare(op);
     }
 
+    fn begin(&mut self, key: usize) {
+        let lease = self.rig.pool.begin_use(&self.keys[key]);
+        let model = &mut self.model;
+        let at = model.at(key);
+        assert_eq!(lease.is_some(), at.is_some());
+        if let (Some(lease), Some(at)) = (lease, at) {
+            let (stamp, now) = (model.tick(), model.now);
+            model.hits += 1;
+            let entry = &mut model.entries[at];
+            entry.uses += 1;
+            entry.used = true;
+            entry.stamp = stamp;
+            entry.since = now;
+            self.leases.push((lease, entry.id));
+        }
+    }
+
+    fn end(&mut self, index: usize) {
+        if !self.leases.is_empty() {
+            let (lease, id) = self.leases.swap_remove(index % self.leases.len());
+            drop(lease);
+            self.model.end(id);
+        }
+    }
+
     fn compare(&mut self, op: &Op) {
         let rig = &self.rig;
         rig.run();
+        self.model.run();
         // Every caller has the model's answer, and no other.
         for (id, answer) in std::mem::take(&mut self.model.answers) {
             let Some(at) = self.callers.iter().position(|caller| caller.id == id) else { panic!("an answer for nobody") };
@@ -634,6 +689,7 @@ impl World {
         assert_eq!(status.used_bytes, self.model.used());
         assert_eq!(status.waiting, self.model.line.len());
         assert_eq!(status.pending_bytes, 0);
+        assert_eq!(status.counters.hits, self.model.hits);
     }
 }
 

@@ -636,3 +636,190 @@ fn the_policies_side_by_side() {
         world.close();
     });
 }
+
+// ---- uses counted without the mutex (loan.rs) ----
+
+impl World {
+    /// Leaves `key` resident, idle and lent: the next uses begin and end without the mutex.
+    fn lent(&self, key: &Key, bytes: u64) {
+        self.resident(key, bytes);
+        drop(self.pool.begin_use(key).unwrap());
+    }
+}
+
+#[test]
+fn lent_uses_and_evict_never_both() {
+    // Invariant 2 on the fast path: two uses race an evict and an admission that needs the room.
+    explore(|| {
+        let world = World::new(10);
+        world.lent(&a(), 6);
+        let evicts = coin();
+        let users: Vec<_> = (0..2)
+            .map(|_| {
+                world.thread(|world| {
+                    for _ in 0..2 {
+                        if let Some(lease) = world.pool.begin_use(&a()) {
+                            assert!(world.holds(lease.token()), "a use of what was let go");
+                            thread::yield_now();
+                            assert!(!lease.is_detached() && world.holds(lease.token()), "evicted in use");
+                        }
+                    }
+                })
+            })
+            .collect();
+        let other = world.thread(move |world| {
+            if evicts {
+                if let Err(error) = block_on(world.pool.evict(&a(), false)) {
+                    assert_eq!(error.kind(), ErrorKind::InUse);
+                }
+            } else {
+                drop(block_on(world.acquire(&b(), 7)).unwrap());
+            }
+        });
+        for thread in users.into_iter().chain([other]) {
+            thread.join().unwrap();
+        }
+        world.close();
+    });
+}
+
+#[test]
+fn the_end_of_a_lent_use_wakes_who_waits_for_room() {
+    // No lost wake-up: whether the waiter comes before or after the last end, it is served. A lost one is a deadlock.
+    explore(|| {
+        let world = World::new(10);
+        world.lent(&a(), 6);
+        let leases = [world.pool.begin_use(&a()).unwrap(), world.pool.begin_use(&a()).unwrap()];
+        let waiting = world.thread(|world| drop(block_on(world.acquire(&b(), 7)).unwrap()));
+        let mut threads = vec![waiting];
+        for lease in leases {
+            threads.push(world.thread(move |world| {
+                drop(lease);
+                drop(world.pool.begin_use(&a()));
+            }));
+        }
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        world.close();
+    });
+}
+
+#[test]
+fn lent_uses_are_counted_exactly() {
+    // Every begin is a hit, every end ends one use, whoever looks meanwhile; an end too many is told.
+    explore(|| {
+        let world = World::new(20);
+        world.lent(&a(), 6);
+        world.lent(&b(), 6);
+        let threads: Vec<_> = [a(), a(), b()]
+            .into_iter()
+            .map(|key| {
+                world.thread(move |world| {
+                    let lease = world.pool.begin_use(&key).unwrap();
+                    let token = world.pool.begin_use_counted(&key).unwrap();
+                    assert_eq!(token, lease.token());
+                    assert!(world.pool.end_use(token));
+                })
+            })
+            .collect();
+        let looking = world.thread(|world| {
+            for entry in world.pool.status().entries {
+                assert!(entry.uses <= 4);
+                assert!(world.pool.touch(&entry.key));
+            }
+            world.pool.check_account().unwrap();
+        });
+        for thread in threads.into_iter().chain([looking]) {
+            thread.join().unwrap();
+        }
+        let token = world.pool.peek(&a()).unwrap();
+        assert!(!world.pool.end_use(token));
+        let counters = world.pool.status().counters;
+        assert_eq!((counters.hits, counters.unbalanced_ends), (8, 1));
+        world.close();
+    });
+}
+
+#[test]
+fn a_countdown_starts_at_the_end_of_a_lent_use() {
+    // The timer was set when the entry was lent; it looks again at the true end and never takes an entry in use.
+    explore(|| {
+        let world = World::with(10, |options| options.idle = IdlePolicy::AfterSeconds(30));
+        world.lent(&a(), 6);
+        let using = world.thread(|world| {
+            if let Some(lease) = world.pool.begin_use(&a()) {
+                thread::yield_now();
+                assert!(!lease.is_detached() && world.holds(lease.token()), "swept in use");
+            }
+        });
+        let time = world.thread(|world| {
+            world.clock.advance(Duration::from_secs(31));
+            world.clock.advance(Duration::from_secs(31));
+        });
+        using.join().unwrap();
+        time.join().unwrap();
+        // Nobody asks any more: only the timer is left to unload it.
+        let mut rounds = 0;
+        while !world.owner.lock().unwrap().table.is_empty() {
+            if world.clock.sleepers() > 0 {
+                world.clock.advance(Duration::from_secs(31));
+            }
+            rounds += 1;
+            assert!(rounds < 1_000, "no timer unloads it");
+            thread::yield_now();
+        }
+        world.close();
+        assert_eq!(world.pool.status().counters.idle_unloads, 1);
+    });
+}
+
+#[test]
+fn a_policy_of_immediately_reaches_lent_uses() {
+    // Set while uses are open or about to begin: the last end unloads, and no entry is left behind.
+    explore(|| {
+        let world = World::new(10);
+        world.lent(&a(), 6);
+        let users: Vec<_> = (0..2)
+            .map(|_| {
+                world.thread(|world| {
+                    if let Some(lease) = world.pool.begin_use(&a()) {
+                        assert!(!lease.is_detached() && world.holds(lease.token()));
+                    }
+                })
+            })
+            .collect();
+        world.pool.set_default_idle(IdlePolicy::Immediately);
+        for thread in users {
+            thread.join().unwrap();
+        }
+        world.tasks.finish();
+        assert!(world.pool.status().entries.is_empty());
+        world.close();
+    });
+}
+
+#[test]
+fn close_and_forget_under_lent_uses() {
+    // Invariant 11: leases end whenever they like; the bytes stay on the account until the last one has.
+    explore(|| {
+        let world = World::new(10);
+        world.owner.lock().unwrap().lax = true;
+        world.lent(&a(), 6);
+        let users: Vec<_> = (0..2).map(|_| world.thread(|world| drop(world.pool.begin_use(&a())))).collect();
+        let forgets = coin();
+        if forgets && let Some(bytes) = world.pool.forget(&a()) {
+            assert_eq!(bytes, 6);
+            let mut owner = world.owner.lock().unwrap();
+            owner.table.clear();
+            owner.held = 0;
+        } else if !forgets {
+            block_on(world.pool.close()).unwrap();
+        }
+        assert!(world.pool.begin_use(&a()).is_none());
+        for thread in users {
+            thread.join().unwrap();
+        }
+        world.close();
+    });
+}

@@ -7,6 +7,7 @@ mod check;
 mod demo;
 mod error;
 mod models;
+mod mutants;
 mod paths;
 mod proc;
 mod setup;
@@ -78,6 +79,24 @@ enum Verb {
         #[arg(last = true, requires = "only")]
         extra: Vec<String>,
     },
+    /// Break the pool and the owner protocol on purpose, and see that a test notices each change (takes long)
+    Mutants {
+        /// Only the scripted changes of tests/mutants, the seeds' thirty-eight among them
+        #[arg(long, alias = "seeds")]
+        scripted: bool,
+        /// Only those that cargo-mutants makes
+        #[arg(long)]
+        generated: bool,
+        /// Only scripted changes with this in their name
+        #[arg(long, requires = "scripted")]
+        only: Option<String>,
+        /// A part of cargo-mutants' work, as in 0/4
+        #[arg(long)]
+        shard: Option<String>,
+        /// Handed to cargo-mutants
+        #[arg(last = true)]
+        extra: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -97,6 +116,9 @@ fn run(verb: Verb) -> Result<()> {
         Verb::Test { suite, extra } => suites::run(suite.as_deref(), &extra),
         Verb::Check => check::run(),
         Verb::Bench { only, rounds, extra } => bench::run(&bench::Options { only, rounds, extra }),
+        Verb::Mutants { scripted, generated, only, shard, extra } => {
+            mutants::run(&mutants::Options { scripted, generated, only, shard, extra })
+        }
         Verb::Models { reranker } => {
             let places = models::ensure(reranker.as_deref())?;
             println!("chat      {}", places.chat.display());

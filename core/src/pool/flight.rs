@@ -300,7 +300,7 @@ impl State {
     }
 
     fn hit(&mut self, inner: &Arc<Inner>, at: u32, admission: &Admission, out: &mut Outbox) -> Admitted {
-        self.counters.hits += 1;
+        self.table.hits += 1;
         if admission.pinned {
             self.table.set_pinned(at, true);
         }
@@ -308,9 +308,9 @@ impl State {
             entry.idle = Some(idle);
         }
         let lease = if admission.in_use {
-            Some(self.lease(inner, at, Origin::Hit, admission.use_idle))
+            Some(self.lease(at, Origin::Hit, admission.use_idle))
         } else {
-            self.table.touch(at, self.now());
+            self.table.touch(at);
             self.recount_unless_immediate(inner, at, out);
             None
         };
@@ -319,7 +319,7 @@ impl State {
             self.pump(inner, out);
         }
         let entry = self.table.get(at);
-        let (token, load_time) = entry.map_or((Token(0), Duration::ZERO), |entry| (entry.shared.token, entry.load_time));
+        let (token, load_time) = entry.map_or((Token(0), Duration::ZERO), |entry| (entry.shared.token, entry.shared.load_time));
         Admitted { token, origin: Origin::Hit, load_time, lease }
     }
 

@@ -17,11 +17,8 @@ use crate::sync::Ordering;
 /// bytes stay on the account until the last lease ends, and then the pool drains.
 #[must_use = "the use ends when the lease is dropped"]
 pub struct Lease {
-    pub(crate) inner: Arc<Inner>,
     pub(crate) shared: Arc<EntryShared>,
-    pub(crate) at: u32,
     pub(crate) origin: Origin,
-    pub(crate) load_time: Duration,
     // Whether the drop ends the use.
     pub(crate) armed: bool,
 }
@@ -48,7 +45,7 @@ impl Lease {
     /// How long the load took, whoever ran it.
     #[must_use]
     pub fn load_time(&self) -> Duration {
-        self.load_time
+        self.shared.load_time
     }
 
     /// Whether the pool has let the entry go. Work already begun may finish on it; nothing new may begin, and the owner
@@ -71,7 +68,7 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if self.armed {
-            Inner::end_use_at(&self.inner, self.at, self.shared.token);
+            self.shared.end_use();
         }
     }
 }

@@ -255,7 +255,7 @@ pub(crate) async fn quiet(inner: &Arc<Inner>) {
     }
 }
 
-async fn run_close(inner: Arc<Inner>) {
+fn run_close(inner: Arc<Inner>) -> impl Future<Output = ()> + Send {
     // Ends the close whatever happens to this task, so that nobody waits for it for ever.
     struct Ending {
         inner: Arc<Inner>,
@@ -266,6 +266,11 @@ async fn run_close(inner: Arc<Inner>) {
         fn drop(&mut self) {
             let result = aggregate(&std::mem::take(&mut self.errors), self.releases);
             self.inner.with(|state, out| {
+                // Only what an executor that dropped this task has left behind.
+                let left: Vec<u32> = state.table.iter().filter(|(_, entry)| entry.is_ready()).map(|(at, _)| at).collect();
+                for at in left {
+                    state.forget(&self.inner, at, UnloadReason::Closed, out);
+                }
                 state.closed = Some(result);
                 for signal in std::mem::take(&mut state.close_waiters) {
                     out.signal(signal);
@@ -274,25 +279,34 @@ async fn run_close(inner: Arc<Inner>) {
             });
         }
     }
-    let mut ending = Ending { inner: inner.clone(), errors: Vec::new(), releases: 0 };
-    quiet(&inner).await;
-    let all = inner.with(|state, out| {
-        let mut all: Vec<(Instant, u64, u32)> =
-            state.table.iter().filter(|(_, entry)| entry.is_ready()).map(|(at, entry)| (entry.last_use, entry.stamp, at)).collect();
-        all.sort_unstable();
-        let mut releases = Vec::with_capacity(all.len());
-        for (_, _, at) in all {
-            if let Some(token) = state.detach(at, UnloadReason::Closed, None, out) {
-                releases.push(unload(&inner, at, token, false));
+    // Made before the first poll, as all such guards are.
+    let mut ending = Ending { inner, errors: Vec::new(), releases: 0 };
+    async move {
+        let inner = ending.inner.clone();
+        quiet(&inner).await;
+        let all = inner.with(|state, out| {
+            let mut all: Vec<(Instant, u64, u32)> = state
+                .table
+                .iter()
+                .filter(|(_, entry)| entry.is_ready())
+                .map(|(at, entry)| (entry.last_use, entry.stamp, at))
+                .collect();
+            all.sort_unstable();
+            let mut releases = Vec::with_capacity(all.len());
+            for (_, _, at) in all {
+                if let Some(token) = state.detach(at, UnloadReason::Closed, None, out) {
+                    releases.push(unload(&inner, at, token, false));
+                }
             }
+            releases
+        });
+        ending.releases = all.len();
+        for release in all {
+            ending.errors.extend(release.await.result.err());
         }
-        releases
-    });
-    ending.releases = all.len();
-    for release in all {
-        ending.errors.extend(release.await.result.err());
+        quiet(&inner).await;
+        drop(ending);
     }
-    quiet(&inner).await;
 }
 
 /// One error for all that failed (P48).

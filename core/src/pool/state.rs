@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use dashmap::DashMap;
 use tokio::sync::oneshot;
 
 use super::flight::{Flight, Joiner, Stage};
@@ -17,7 +18,7 @@ use super::policy::{Account, fewest};
 use super::release;
 use super::spawn::{Spawn, drop_guarded, guarded_call};
 use super::status::{Counters, ErrorKindName, Hub, PoolEvent, UnloadReason, millis};
-use super::table::{Draining, NewEntry, Phase, Table};
+use super::table::{Draining, EntryShared, NewEntry, Phase, Table};
 use super::types::{
     Admitted, BudgetHook, DrainHook, Key, Loaded, MemoryProbe, NoRoom, Origin, PoolOptions, Release, Token, closed,
 };
@@ -29,7 +30,11 @@ use crate::sync::Mutex;
 /// What is shared by the pool's handles, leases and tasks.
 pub(crate) struct Inner {
     pub(crate) state: Mutex<State>,
+    /// The residents, to be found without the mutex; changed under it. A loan tells whether what was found may be used.
+    pub(crate) residents: DashMap<Key, Arc<EntryShared>, BuildHasherDefault<NameHasher>>,
     pub(crate) clock: Arc<dyn Clock>,
+    /// What stamps of the clock count from.
+    pub(crate) epoch: Instant,
     pub(crate) spawner: Arc<dyn Spawn>,
     pub(crate) drain: Option<DrainHook>,
     pub(crate) probe: Option<Arc<dyn MemoryProbe>>,
@@ -130,6 +135,9 @@ pub(crate) struct History {
     pub(crate) last_load: Option<Duration>,
 }
 
+// Enough that threads with keys of their own rarely meet in one.
+const INDEX_SHARDS: usize = 64;
+
 // Histories of keys that are not in the table are dropped beyond this, so that endless new names cannot fill the memory.
 const HISTORY_LIMIT: usize = 16_384;
 
@@ -143,7 +151,6 @@ pub(crate) struct State {
     pub(crate) queued_bytes: u128,
     pub(crate) pumping: bool,
     next: u64,
-    now: Instant,
     pub(crate) idle: IdlePolicy,
     pub(crate) no_room: NoRoom,
     pub(crate) max_waiting: usize,
@@ -162,6 +169,7 @@ pub(crate) struct State {
     pub(crate) hub: Hub,
     pub(crate) counters: Counters,
     pub(crate) history: HashMap<Key, History>,
+    history_limit: usize,
     pub(crate) peak: u128,
     probe: Option<Arc<dyn MemoryProbe>>,
     /// Releases do not drain: what the allocator keeps then is there for the next load, and no floor of the account.
@@ -169,13 +177,34 @@ pub(crate) struct State {
 }
 
 impl Inner {
-    /// Runs a transition under the mutex and delivers its effects after the unlock.
+    pub(crate) fn new(options: PoolOptions, clock: Arc<dyn Clock>, spawner: Arc<dyn Spawn>) -> Self {
+        let epoch = clock.now();
+        Self {
+            state: Mutex::new(State::new(&options, epoch)),
+            residents: DashMap::with_hasher_and_shard_amount(BuildHasherDefault::default(), INDEX_SHARDS),
+            clock,
+            epoch,
+            spawner,
+            drain: options.drain.filter(|_| options.drain_after_release),
+            probe: options.probe,
+            settle: options.settle,
+            on_budget: options.on_budget.map(Mutex::new),
+        }
+    }
+
+    /// Looks at what no use can change.
+    pub(crate) fn look<R>(&self, look: impl FnOnce(&State) -> R) -> R {
+        look(&self.state.lock())
+    }
+
+    /// Runs a transition under the mutex, with every loan recalled, and delivers its effects after the unlock.
     pub(crate) fn with<R>(self: &Arc<Self>, transition: impl FnOnce(&mut State, &mut Outbox) -> R) -> R {
         let mut out = Outbox::default();
-        let now = self.clock.now();
+        let stamp = self.clock.stamp(self.epoch);
         let result = {
             let mut state = self.state.lock();
-            state.pass(now);
+            state.table.pass(stamp);
+            state.table.recall();
             transition(&mut state, &mut out)
         };
         out.deliver(self);
@@ -184,25 +213,27 @@ impl Inner {
 
     /// The fast path of a hit.
     pub(crate) fn begin_use(self: &Arc<Self>, key: &Key, use_idle: Option<IdlePolicy>) -> Option<Lease> {
-        // The clock is not read: an entry in use is in no order and runs no countdown, and the end of the use stamps it.
+        if use_idle.is_none() {
+            // Cloned first: nothing else may happen while the index is locked.
+            let found = self.residents.get(key).map(|shared| shared.clone());
+            if let Some(shared) = found.filter(|shared| shared.loan.begin()) {
+                return Some(Lease { shared, origin: Origin::Hit, armed: true });
+            }
+        }
+        let stamp = self.clock.stamp(self.epoch);
         let mut state = self.state.lock();
         let Some(Slot::Ready(at)) = state.slots.get(key).copied() else { return None };
-        state.counters.hits += 1;
-        Some(state.lease(self, at, Origin::Hit, use_idle))
-    }
-
-    /// Ends a use that a lease or a raw begin opened. Answers whether one was open.
-    pub(crate) fn end_use_at(self: &Arc<Self>, at: u32, token: Token) -> bool {
-        let now = self.clock.now();
-        let mut state = self.state.lock();
-        state.pass(now);
+        state.table.pass(stamp);
+        state.table.recall_one(at);
+        state.table.hits += 1;
+        let lease = state.lease(at, Origin::Hit, use_idle);
         let mut out = None;
-        let ended = state.end_use(self, at, token, &mut out);
+        state.lend(self, at, &mut out);
         drop(state);
         if let Some(out) = out {
             out.deliver(self);
         }
-        ended
+        Some(lease)
     }
 
     pub(crate) fn change_external(self: &Arc<Self>, from: u64, to: u64) {
@@ -227,11 +258,31 @@ impl Inner {
     }
 }
 
+impl EntryShared {
+    /// Ends a use that a lease or a raw begin opened. Answers whether one was open.
+    pub(crate) fn end_use(&self) -> bool {
+        let inner = &self.inner;
+        if self.loan.end(|| inner.clock.stamp(inner.epoch)) {
+            return true;
+        }
+        let stamp = inner.clock.stamp(inner.epoch);
+        let mut state = inner.state.lock();
+        state.table.pass(stamp);
+        let mut out = None;
+        let ended = state.end_use(inner, self.at, self.token, &mut out);
+        drop(state);
+        if let Some(out) = out {
+            out.deliver(inner);
+        }
+        ended
+    }
+}
+
 impl State {
     pub(crate) fn new(options: &PoolOptions, now: Instant) -> Self {
         let account = Account { budget: options.budget_bytes, physical: options.physical_limit_bytes, ..Account::default() };
         Self {
-            table: Table::new(account),
+            table: Table::new(account, now),
             slots: Map::default(),
             tokens: Map::default(),
             flights: Map::default(),
@@ -239,7 +290,6 @@ impl State {
             queued_bytes: 0,
             pumping: false,
             next: 0,
-            now,
             idle: options.idle,
             no_room: options.no_room,
             max_waiting: options.max_waiting,
@@ -255,22 +305,15 @@ impl State {
             hub: Hub::default(),
             counters: Counters::default(),
             history: HashMap::new(),
+            history_limit: HISTORY_LIMIT,
             peak: 0,
             probe: options.probe.clone(),
             keeps_cache: !options.drain_after_release,
         }
     }
 
-    /// Lets time go on. A clock read before another thread took the lock may be older; time here never goes backwards.
-    #[inline]
-    fn pass(&mut self, now: Instant) {
-        if now > self.now {
-            self.now = now;
-        }
-    }
-
     pub(crate) fn now(&self) -> Instant {
-        self.now
+        self.table.now
     }
 
     pub(crate) fn number(&mut self) -> u64 {
@@ -305,22 +348,43 @@ impl State {
 
     /// A lease on a resident entry; count and clock in this one step.
     #[inline]
-    pub(crate) fn lease(&mut self, inner: &Arc<Inner>, at: u32, origin: Origin, use_idle: Option<IdlePolicy>) -> Lease {
-        self.table.begin(at, self.now, use_idle);
-        self.lease_of(inner, at, origin)
+    pub(crate) fn lease(&mut self, at: u32, origin: Origin, use_idle: Option<IdlePolicy>) -> Lease {
+        self.table.begin(at, use_idle);
+        self.lease_of(at, origin)
     }
 
     // The guard for a use that is already counted.
-    fn lease_of(&self, inner: &Arc<Inner>, at: u32, origin: Origin) -> Lease {
+    fn lease_of(&self, at: u32, origin: Origin) -> Lease {
         // The callers hold the lock and have just found the entry.
         let entry = self.table.get(at).expect("an entry that was just found is in the table");
-        Lease { inner: inner.clone(), shared: entry.shared.clone(), at, origin, load_time: entry.load_time, armed: true }
+        Lease { shared: entry.shared.clone(), origin, armed: true }
+    }
+
+    /// Lends an entry in use, unless the end of its last use has work to do here.
+    fn lend(&mut self, inner: &Arc<Inner>, at: u32, out: &mut Option<Outbox>) {
+        let Some(entry) = self.table.get(at) else { return };
+        // A use's own policy would be void with the next use, and nobody here would hear of it.
+        let policy = entry.policy(self.idle).normalized();
+        if !self.queue.is_empty() || policy == IdlePolicy::Immediately || entry.use_idle.is_some() {
+            return;
+        }
+        // The end will not arm the sweeper, so it looks as early as that end could be: now.
+        if let Some(deadline) = policy.ttl().and_then(|ttl| self.table.now.checked_add(ttl))
+            && self.next_wake.is_none_or(|wake| deadline < wake)
+        {
+            self.arm(inner, deadline, out.get_or_insert_default());
+        }
+        self.table.lend(at);
     }
 
     // The outbox is made only when something is to be done, which at the end of most uses it is not.
     fn end_use(&mut self, inner: &Arc<Inner>, at: u32, token: Token, out: &mut Option<Outbox>) -> bool {
         let known = self.table.get(at).is_some_and(|entry| entry.shared.token == token);
-        if !known || !self.table.end(at, self.now) {
+        if known {
+            // Somebody may have lent it again since the loan refused this end.
+            self.table.recall_one(at);
+        }
+        if !known || !self.table.end(at) {
             self.counters.unbalanced_ends += 1;
             return false;
         }
@@ -359,8 +423,9 @@ impl State {
         let shared = self.table.get(at)?.shared.clone();
         if self.slots.get(&shared.key) == Some(&Slot::Ready(at)) {
             self.slots.remove(&shared.key);
+            shared.inner.residents.remove(&shared.key);
         }
-        let since = self.now;
+        let since = self.now();
         let draining = Draining { reason, released: false, finishing: false, flight, since, waiters: Vec::new() };
         self.table.detach(at, draining);
         match reason {
@@ -411,7 +476,7 @@ impl State {
             }
             out.signals.append(&mut draining.waiters);
             let (key, token, reason) = (entry.shared.key.clone(), entry.shared.token, draining.reason);
-            let (bytes, ms) = (entry.bytes, millis(self.now.saturating_duration_since(draining.since)));
+            let (bytes, ms) = (entry.bytes, millis(self.now().saturating_duration_since(draining.since)));
             self.emit(out, || PoolEvent::Unloaded { key, token, reason, bytes, ms });
         }
         out.discard(entry);
@@ -420,9 +485,11 @@ impl State {
     }
 
     pub(crate) fn remember(&mut self, key: &Key, change: impl FnOnce(&mut History)) {
-        if self.history.len() >= HISTORY_LIMIT && !self.history.contains_key(key) {
+        if self.history.len() >= self.history_limit && !self.history.contains_key(key) {
             let slots = &self.slots;
             self.history.retain(|key, _| slots.contains_key(key));
+            // Twice what is left, or a pool of many residents would look through all of them at every new one.
+            self.history_limit = HISTORY_LIMIT.max(self.history.len() * 2);
         }
         change(self.history.entry(key.clone()).or_default());
     }
@@ -464,7 +531,7 @@ impl State {
     /// Arms the countdown of one entry, or unloads it when its time has come already.
     pub(crate) fn recount(&mut self, inner: &Arc<Inner>, at: u32, out: &mut Outbox) {
         let Some(entry) = self.table.get(at) else { return };
-        if entry.is_due(self.idle, self.now) {
+        if entry.is_due(self.idle, self.now()) {
             self.unload(inner, at, UnloadReason::Idle, out);
         } else if let Some(deadline) = entry.unload_at(self.idle) {
             self.arm(inner, deadline, out);
@@ -473,14 +540,14 @@ impl State {
 
     /// Entries past their time, oldest first. The caller detaches them; the next look is set by what remains.
     pub(crate) fn expired(&mut self) -> Vec<(u32, u64)> {
-        if self.next_wake.is_none_or(|wake| self.now <= wake) {
+        if self.next_wake.is_none_or(|wake| self.now() <= wake) {
             return Vec::new();
         }
         let mut expired = Vec::new();
         let mut next: Option<Instant> = None;
         for (at, bytes) in self.table.lru() {
             let Some(entry) = self.table.get(at) else { continue };
-            if entry.is_due(self.idle, self.now) {
+            if entry.is_due(self.idle, self.now()) {
                 expired.push((at, bytes));
             } else if let Some(deadline) = entry.unload_at(self.idle) {
                 next = Some(next.map_or(deadline, |next| next.min(deadline)));
@@ -560,9 +627,13 @@ impl State {
             release,
             quiesce: flight.quiesce.take(),
             load_time,
+            inner: inner.clone(),
         };
-        let at = self.table.insert(new, self.now);
+        let at = self.table.insert(new);
         self.slots.insert(flight.key.clone(), Slot::Ready(at));
+        if let Some(entry) = self.table.get(at) {
+            inner.residents.insert(flight.key.clone(), entry.shared.clone());
+        }
         self.tokens.insert(token, at);
         self.counters.loads += 1;
         self.remember(&flight.key, |history| {
@@ -570,7 +641,7 @@ impl State {
             history.last_load = Some(load_time);
         });
         for joiner in joiners {
-            let lease = joiner.in_use.then(|| self.lease_of(inner, at, joiner.origin));
+            let lease = joiner.in_use.then(|| self.lease_of(at, joiner.origin));
             out.answers.push((joiner.answer, Ok(Admitted { token, origin: joiner.origin, load_time, lease })));
         }
         out.signals.append(&mut flight.waiters);
@@ -622,6 +693,17 @@ impl State {
     /// Recomputes every sum from what is held; an error names the first difference.
     pub(crate) fn check(&self) -> Result<(), String> {
         self.table.check()?;
+        if !self.queue.is_empty() && self.table.lent() > 0 {
+            return Err("an entry is lent while somebody waits for room".to_owned());
+        }
+        for (_, entry) in self.table.iter() {
+            let found = self.slots.get(&entry.shared.key).copied() == Some(Slot::Ready(entry.shared.at));
+            let indexed =
+                entry.shared.inner.residents.get(&entry.shared.key).is_some_and(|other| other.token == entry.shared.token);
+            if found != indexed || found != entry.is_ready() {
+                return Err(format!("{}: found {found}, indexed {indexed}, ready {}", entry.shared.key, entry.is_ready()));
+            }
+        }
         let running: Vec<&Flight> = self.flights.values().filter(|flight| flight.stage.is_running()).collect();
         let pairs = [
             ("pending", self.table.account.pending, running.iter().map(|flight| u128::from(flight.cost)).sum::<u128>()),

@@ -1,4 +1,5 @@
 //! The entries and their account: a slab, an LRU list through it, and sums kept exact by every change. No locks, no async.
+//! Loans (`loan.rs`) are lent and recalled here.
 //!
 //! Entries that could go now (ready, not pinned, not in use) are linked in the order of their last use. Time does not go
 //! backwards here, so a new stamp always belongs at the back and every list operation is constant; only unpinning looks for
@@ -10,18 +11,31 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use super::idle::{IdlePolicy, IdleView, is_due, unload_at};
+use super::loan::Loan;
 use super::policy::Account;
+use super::state::Inner;
 use super::status::UnloadReason;
 use super::types::{Key, Quiesce, Release, Token};
 use crate::sync::AtomicBool;
 
 const NONE: u32 = u32::MAX;
 
-/// The part of an entry that leases look at without the lock.
+// A recall is bounded work in front of somebody's decision; beyond this many hot entries it is paid by those who begin.
+const MAX_LOANS: usize = 256;
+
+/// The part of an entry that leases look at without the lock. On cache lines of its own: other keys' uses must not slow this
+/// one's.
+#[repr(align(64))]
 pub(crate) struct EntryShared {
-    pub(crate) key: Key,
-    pub(crate) token: Token,
+    pub(crate) loan: Loan,
     pub(crate) detached: AtomicBool,
+    pub(crate) at: u32,
+    pub(crate) token: Token,
+    pub(crate) key: Key,
+    pub(crate) load_time: Duration,
+    /// Here and not in each lease: one count that all threads change would be all they do. Entries go when the pool closes,
+    /// whatever its executor does, and with them this circle.
+    pub(crate) inner: Arc<Inner>,
 }
 
 /// Where an entry is in its life.
@@ -62,8 +76,9 @@ pub(crate) struct Entry {
     pub(crate) accelerated: Option<Instant>,
     pub(crate) release: Option<Box<dyn Release>>,
     pub(crate) quiesce: Option<Arc<dyn Quiesce>>,
-    pub(crate) load_time: Duration,
     pub(crate) phase: Phase,
+    /// Whether the uses are counted in `shared.loan`; `uses` is then what it was, and not 0.
+    lent: bool,
     previous: u32,
     next: u32,
 }
@@ -81,6 +96,7 @@ pub(crate) struct NewEntry {
     pub(crate) release: Box<dyn Release>,
     pub(crate) quiesce: Option<Arc<dyn Quiesce>>,
     pub(crate) load_time: Duration,
+    pub(crate) inner: Arc<Inner>,
 }
 
 impl Entry {
@@ -129,6 +145,13 @@ pub(crate) struct Table {
     head: u32,
     tail: u32,
     stamp: u64,
+    epoch: Instant,
+    /// The present, as of the last look at the clock. Never goes backwards.
+    pub(crate) now: Instant,
+    /// Entries that are lent.
+    loans: Vec<u32>,
+    /// Uses and admissions answered by a resident entry.
+    pub(crate) hits: u64,
     /// Sums over entries; `pending`, `overlap`, `external` and `movable` are completed by the state.
     pub(crate) account: Account,
     /// Leased entries that are not pinned.
@@ -138,7 +161,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    pub(crate) fn new(account: Account) -> Self {
+    pub(crate) fn new(account: Account, epoch: Instant) -> Self {
         Self {
             slots: Vec::new(),
             free: Vec::new(),
@@ -146,10 +169,22 @@ impl Table {
             head: NONE,
             tail: NONE,
             stamp: 0,
+            epoch,
+            now: epoch,
+            loans: Vec::new(),
+            hits: 0,
             account,
             busy: 0,
             draining: Vec::new(),
         }
+    }
+
+    /// Lets time go on. A clock read before another thread took the lock may be older.
+    #[inline]
+    pub(crate) fn pass(&mut self, (nanos, order): (u64, u64)) {
+        let now = self.epoch.checked_add(Duration::from_nanos(nanos)).unwrap_or(self.now);
+        self.now = self.now.max(now);
+        self.stamp = self.stamp.max(order);
     }
 
     /// The entry at `at`, if there is one.
@@ -183,48 +218,53 @@ impl Table {
         })
     }
 
-    pub(crate) fn insert(&mut self, new: NewEntry, now: Instant) -> u32 {
+    pub(crate) fn insert(&mut self, new: NewEntry) -> u32 {
         self.stamp += 1;
         let bytes = new.measured.unwrap_or(new.estimated);
+        let at = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            u32::try_from(self.slots.len() - 1).unwrap_or(NONE)
+        });
+        let shared = EntryShared {
+            loan: Loan::default(),
+            detached: AtomicBool::new(false),
+            at,
+            token: new.token,
+            key: new.key,
+            load_time: new.load_time,
+            inner: new.inner,
+        };
         let entry = Entry {
-            shared: Arc::new(EntryShared { key: new.key, token: new.token, detached: AtomicBool::new(false) }),
+            shared: Arc::new(shared),
             estimated: new.estimated,
             measured: new.measured,
             bytes,
             pinned: new.pinned,
             uses: new.uses,
             ever_used: new.uses > 0,
-            last_use: now,
+            last_use: self.now,
             stamp: self.stamp,
             idle: new.idle,
             use_idle: new.use_idle,
             accelerated: None,
             release: Some(new.release),
             quiesce: new.quiesce,
-            load_time: new.load_time,
             phase: Phase::Ready,
+            lent: false,
             previous: NONE,
             next: NONE,
         };
         self.account.resident += u128::from(bytes);
         self.live += 1;
-        let at = match self.free.pop() {
-            Some(at) => {
-                self.slots[at as usize] = Some(entry);
-                at
-            }
-            None => {
-                self.slots.push(Some(entry));
-                u32::try_from(self.slots.len() - 1).unwrap_or(NONE)
-            }
-        };
+        self.slots[at as usize] = Some(entry);
         self.enter(at);
         at
     }
 
     /// Begins a use: count and clock in one step.
     #[inline]
-    pub(crate) fn begin(&mut self, at: u32, now: Instant, use_idle: Option<IdlePolicy>) {
+    pub(crate) fn begin(&mut self, at: u32, use_idle: Option<IdlePolicy>) {
+        let now = self.now;
         let Some(entry) = self.slots.get_mut(at as usize).and_then(Option::as_mut) else { return };
         self.stamp += 1;
         if entry.uses == 0 && !entry.pinned {
@@ -249,8 +289,8 @@ impl Table {
 
     /// Ends a use of a resident or detached entry. Answers false, changing nothing, when no use is open.
     #[inline]
-    pub(crate) fn end(&mut self, at: u32, now: Instant) -> bool {
-        let stamp = self.stamp + 1;
+    pub(crate) fn end(&mut self, at: u32) -> bool {
+        let (now, stamp) = (self.now, self.stamp + 1);
         let Some(entry) = self.get_mut(at) else { return false };
         if entry.uses == 0 {
             return false;
@@ -263,7 +303,7 @@ impl Table {
             entry.uses = 0;
             self.busy -= 1;
             self.stamp = stamp;
-            self.link(at);
+            self.link(self.tail, at);
         } else {
             entry.uses -= 1;
             self.stamp = stamp;
@@ -274,11 +314,78 @@ impl Table {
         true
     }
 
+    /// Lends an entry in use: uses now begin and end without the mutex.
+    pub(crate) fn lend(&mut self, at: u32) {
+        if self.loans.len() >= MAX_LOANS {
+            self.recall();
+        }
+        let Some(entry) = self.slots.get_mut(at as usize).and_then(Option::as_mut) else { return };
+        if !entry.lent && entry.is_ready() && entry.uses > 0 && entry.shared.loan.lend(entry.uses) {
+            entry.lent = true;
+            self.loans.push(at);
+        }
+    }
+
+    /// Recalls every loan. From here nothing begins or ends without the mutex.
+    #[inline]
+    pub(crate) fn recall(&mut self) {
+        if self.loans.is_empty() {
+            return;
+        }
+        let mut idle = std::mem::take(&mut self.loans);
+        idle.retain(|at| self.settle(*at));
+        // From the newest to the oldest, each looking for its place from the last one's: the walks add up to one.
+        idle.sort_unstable_by_key(|at| std::cmp::Reverse(self.get(*at).map_or(0, |entry| entry.stamp)));
+        let mut from = self.tail;
+        for at in idle.drain(..) {
+            self.link(from, at);
+            from = at;
+        }
+        self.loans = idle;
+    }
+
+    /// Recalls one loan.
+    pub(crate) fn recall_one(&mut self, at: u32) {
+        if self.get(at).is_some_and(|entry| entry.lent) {
+            self.loans.retain(|other| *other != at);
+            if self.settle(at) {
+                self.link(self.tail, at);
+            }
+        }
+    }
+
+    /// How many entries are lent.
+    pub(crate) fn lent(&self) -> usize {
+        self.loans.len()
+    }
+
+    // Takes a lent entry's count and clock back. Answers whether it became idle and has to be linked.
+    fn settle(&mut self, at: u32) -> bool {
+        let Some(entry) = self.slots.get_mut(at as usize).and_then(Option::as_mut) else { return false };
+        let returned = entry.shared.loan.recall();
+        entry.lent = false;
+        self.hits += returned.begun;
+        // Not if the clock of a later end, under the mutex, is in the entry already.
+        if returned.order > entry.stamp {
+            entry.stamp = returned.order;
+            entry.last_use = self.epoch.checked_add(Duration::from_nanos(returned.nanos)).unwrap_or(self.now).max(entry.last_use);
+            self.now = self.now.max(entry.last_use);
+            self.stamp = self.stamp.max(returned.order);
+        }
+        let busy = entry.is_busy();
+        entry.uses = returned.uses;
+        if busy && !entry.is_busy() {
+            self.busy -= 1;
+            return true;
+        }
+        false
+    }
+
     /// A use of the clock without a count.
-    pub(crate) fn touch(&mut self, at: u32, now: Instant) {
+    pub(crate) fn touch(&mut self, at: u32) {
         self.leave(at);
         self.stamp += 1;
-        let stamp = self.stamp;
+        let (now, stamp) = (self.now, self.stamp);
         if let Some(entry) = self.get_mut(at) {
             entry.last_use = now;
             entry.stamp = stamp;
@@ -345,7 +452,7 @@ impl Table {
     fn enter(&mut self, at: u32) {
         let Some(entry) = self.get(at) else { return };
         if entry.is_idle() {
-            self.link(at);
+            self.link(self.tail, at);
         } else if entry.is_busy() {
             self.busy += 1;
         }
@@ -375,11 +482,10 @@ impl Table {
         }
     }
 
-    // Links an idle entry at the place of its stamp: nearly always the back.
+    // Links an idle entry at the place of its stamp, looked for backwards from `previous`: nearly always the back itself.
     #[inline]
-    fn link(&mut self, at: u32) {
+    fn link(&mut self, mut previous: u32, at: u32) {
         let Some((stamp, bytes)) = self.get(at).map(|entry| (entry.stamp, entry.bytes)) else { return };
-        let mut previous = self.tail;
         while let Some(entry) = self.get(previous)
             && entry.stamp > stamp
         {
@@ -414,6 +520,7 @@ impl Table {
         differs("evictable", self.account.evictable, sum(&Entry::is_idle))?;
         differs("busy", self.busy as u128, self.iter().filter(|(_, entry)| entry.is_busy()).count() as u128)?;
         differs("entries", self.live as u128, self.iter().count() as u128)?;
+        differs("lent", self.loans.len() as u128, self.iter().filter(|(_, entry)| entry.lent).count() as u128)?;
         differs("draining", self.draining.len() as u128, self.iter().filter(|(_, entry)| !entry.is_ready()).count() as u128)?;
         let mut listed: Vec<(Instant, u64)> = Vec::new();
         let mut at = self.head;
