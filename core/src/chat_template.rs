@@ -345,8 +345,11 @@ impl Inner {
         // An id that pleases templates which count its letters.
         let call = ToolCall { id: "hobprobe1".to_owned(), name: "probe".to_owned(), arguments: String::new() };
         let calls = [Message::user(PROBE), Message::assistant_calls(vec![call]), Message::tool("hobprobe1", PROBE)];
-        let none = |null: bool| run(&calls, Some(json!([])), Shape { list, null }).map(|text| text.matches("None").count());
-        let null = matches!((none(true), none(false)), (Ok(with), Ok(without)) if with == without);
+        let printed = |null: bool| {
+            let text = run(&calls, Some(json!([])), Shape { list, null });
+            text.map(|text| text.matches("None").count() + text.matches("null").count())
+        };
+        let null = matches!((printed(true), printed(false)), (Ok(with), Ok(without)) if with == without);
         Shape { list, null }
     }
 
@@ -525,10 +528,8 @@ fn message_value(index: usize, message: &Message, shape: Shape) -> Result<Value>
         _ => Value::String(text),
     };
     fields.insert("content".to_owned(), content);
-    for (name, text) in [("name", &message.name), ("reasoning_content", &message.reasoning_content)] {
-        if let Some(text) = text {
-            fields.insert(name.to_owned(), Value::from(text.as_str()));
-        }
+    if let Some(name) = &message.name {
+        fields.insert("name".to_owned(), Value::from(name.as_str()));
     }
     if !message.tool_calls.is_empty() {
         let calls = message.tool_calls.iter().enumerate().map(|(at, call)| call_value(index, at, call));
@@ -537,10 +538,17 @@ fn message_value(index: usize, message: &Message, shape: Shape) -> Result<Value>
     if let Some(id) = &message.tool_call_id {
         fields.insert("tool_call_id".to_owned(), Value::from(id.as_str()));
     }
-    for (name, value) in &message.extra {
+    // A null counts as missing, as in transformers: templates ask whether a field is there.
+    for (name, value) in message.extra.iter().filter(|(_, value)| !value.is_null()) {
         if !fields.contains_key(name) {
             fields.insert(name.clone(), value.clone());
         }
+    }
+    // Thoughts go by several names. As in transformers, templates find them under the first two.
+    let thoughts = message.reasoning_content.as_deref().map(Value::from);
+    if let Some(thoughts) = thoughts.or_else(|| ["thinking", "reasoning"].iter().find_map(|name| fields.get(*name).cloned())) {
+        fields.entry("thinking").or_insert_with(|| thoughts.clone());
+        fields.insert("reasoning_content".to_owned(), thoughts);
     }
     Ok(Value::Object(fields))
 }

@@ -147,7 +147,8 @@ pub struct Message {
     /// The speaker's or the tool's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// What an assistant thought before it spoke, for templates that show it.
+    /// What an assistant thought before it spoke, for templates that show it; they find it as `thinking` too. Without it,
+    /// `thinking` or `reasoning` in the further fields counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
     /// Calls an assistant made.
@@ -156,7 +157,7 @@ pub struct Message {
     /// Which call a tool's message answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
-    /// Further fields, handed to the template as they are.
+    /// Further fields, handed to the template as they are; nulls are left out.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
 }

@@ -477,7 +477,7 @@ fn conversations_with_tools_equal_transformers() {
             }
         }
     }
-    assert_eq!(refusals, 14);
+    assert_eq!(refusals, 16);
     use crate::chat_output::ToolFormat;
     let tools: Vec<_> = formats.iter().map(|(name, format)| (*name, format.tools)).collect();
     assert_eq!(
@@ -492,7 +492,7 @@ fn conversations_with_tools_equal_transformers() {
         ]
     );
     let reasoning: Vec<_> = formats.iter().filter(|(_, format)| format.reasoning.is_some()).map(|(name, _)| *name).collect();
-    assert_eq!(reasoning, ["qwen3"]);
+    assert_eq!(reasoning, ["mistral-args", "qwen3"]);
 }
 
 #[test]
