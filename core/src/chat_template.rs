@@ -9,6 +9,7 @@
 
 mod env;
 mod marks;
+mod message;
 #[cfg(test)]
 mod tests;
 
@@ -20,12 +21,16 @@ use minijinja::{Environment, ErrorKind as JinjaKind};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use crate::chat_output::ChatFormat;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gguf::GgufHeader;
 use crate::tokenizer::{Encoding, Tokenizer, Untrusted, guard, read_json, read_text};
 
 use env::{Clock, Raised};
 use marks::Marks;
+
+pub use message::{Content, ContentPart, Message, ToolCall};
+pub(crate) use message::{ToolSpec, tool_specs};
 
 /// Longest template, in bytes.
 const MAX_TEMPLATE: u64 = 4 << 20;
@@ -34,111 +39,14 @@ const FUEL: u64 = 2_000_000;
 /// More fuel for each message and each byte of input.
 const FUEL_PER_MESSAGE: u64 = 2_000;
 
-/// What a message says: a text, or a list of parts that are all text.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum Content {
-    /// One text.
-    Text(String),
-    /// Parts in the style of other APIs: `[{"type": "text", "text": "…"}]`. They render as one text.
-    Parts(Vec<ContentPart>),
-}
-
-impl Default for Content {
-    fn default() -> Self {
-        Self::Text(String::new())
-    }
-}
-
-impl From<&str> for Content {
-    fn from(text: &str) -> Self {
-        Self::Text(text.to_owned())
-    }
-}
-
-impl From<String> for Content {
-    fn from(text: String) -> Self {
-        Self::Text(text)
-    }
-}
-
-/// A part of a message.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ContentPart {
-    /// What the part is; only `text` is supported.
-    #[serde(rename = "type")]
-    pub kind: String,
-    /// Its text.
-    #[serde(default)]
-    pub text: String,
-}
-
-/// A message of a conversation.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Message {
-    /// Who speaks: `system`, `user`, `assistant`, `tool`, or another role the template knows. Letters, digits, `_` and `-`.
-    pub role: String,
-    /// What is said; null or missing counts as empty.
-    #[serde(default, deserialize_with = "null_is_empty")]
-    pub content: Content,
-    /// The speaker's or the tool's name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// Calls an assistant made, as JSON objects in the usual shape. Arguments given as a JSON text are parsed.
-    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_is_empty")]
-    pub tool_calls: Vec<Value>,
-    /// Which call a tool's message answers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tool_call_id: Option<String>,
-    /// Further fields, handed to the template as they are (for example `reasoning_content`).
-    #[serde(flatten)]
-    pub extra: Map<String, Value>,
-}
-
-fn null_is_empty<'de, T: Default + Deserialize<'de>, D: serde::Deserializer<'de>>(source: D) -> std::result::Result<T, D::Error> {
-    Ok(Option::<T>::deserialize(source)?.unwrap_or_default())
-}
-
-impl Message {
-    /// A message of `role`.
-    pub fn new(role: impl Into<String>, content: impl Into<Content>) -> Self {
-        Self { role: role.into(), content: content.into(), ..Self::default() }
-    }
-
-    /// A message of the user.
-    pub fn user(content: impl Into<Content>) -> Self {
-        Self::new("user", content)
-    }
-
-    /// A message of the system.
-    pub fn system(content: impl Into<Content>) -> Self {
-        Self::new("system", content)
-    }
-
-    /// A message of the assistant.
-    pub fn assistant(content: impl Into<Content>) -> Self {
-        Self::new("assistant", content)
-    }
-
-    /// Reads a JSON list of messages. Errors name the place, never the text.
-    pub fn list_from_json(text: &str) -> Result<Vec<Self>> {
-        serde_json::from_str(text).map_err(|error| {
-            Error::invalid(format!(
-                "messages: not a JSON list of {{role, content}} at line {} column {}",
-                error.line(),
-                error.column()
-            ))
-        })
-    }
-}
-
 /// How messages are rendered.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RenderOptions {
     /// End with the opening of the assistant's turn. Default true.
     pub add_generation_prompt: bool,
-    /// Tools the model may call: a JSON list of function schemas.
+    /// Tools the model may call: a JSON list of `{"type": "function", "function": {"name", "description", "parameters"}}`,
+    /// or of the bare functions. The template gets it as it is.
     pub tools: Option<Value>,
     /// Documents for templates with retrieval: a JSON list.
     pub documents: Option<Value>,
@@ -168,8 +76,8 @@ struct Inner {
     templates: Named,
     env: Environment<'static>,
     tokenizer: Tokenizer,
-    /// Whether the template shows a content given as a string, and not only one given as a list.
-    takes_text: bool,
+    /// How the template wants contents.
+    shape: Shape,
 }
 
 /// A model's chat template, together with its tokenizer. Cloning is cheap.
@@ -306,8 +214,9 @@ impl ChatTemplate {
                 return Err(missing(source));
             }
             let source = source.to_path_buf();
-            let mut inner = Inner { source, templates, env, tokenizer: tokenizer.clone(), takes_text: true };
-            inner.takes_text = inner.shows_text();
+            let shape = Shape { list: false, null: false };
+            let mut inner = Inner { source, templates, env, tokenizer: tokenizer.clone(), shape };
+            inner.shape = inner.try_shapes();
             Ok(Self(Arc::new(inner)))
         })
     }
@@ -322,6 +231,12 @@ impl ChatTemplate {
     #[must_use]
     pub fn text(&self) -> &str {
         &self.0.templates[self.0.pick(false)].1
+    }
+
+    /// How the model marks thoughts and calls, as far as its templates tell.
+    #[must_use]
+    pub fn format(&self) -> ChatFormat {
+        ChatFormat::detect(&self.0.templates.iter().map(|(_, text)| text.as_str()).collect::<Vec<_>>().join("\n"))
     }
 
     /// Renders `messages` to text, exactly as the template says. For generation use [`encode`](Self::encode) instead:
@@ -400,9 +315,11 @@ fn without_generation_tags(template: &str) -> String {
 
 /// What a message's content is given to the template as.
 #[derive(Clone, Copy)]
-enum Shape {
-    Text,
-    List,
+struct Shape {
+    /// A list of parts, and not a text.
+    list: bool,
+    /// A null where an assistant only made calls, and not an empty text.
+    null: bool,
 }
 
 impl Inner {
@@ -413,16 +330,27 @@ impl Inner {
         tool_use.or_else(|| find("default")).unwrap_or(0)
     }
 
-    /// Tries out whether the template shows the content of a message given as a string; some only take lists of parts.
-    fn shows_text(&self) -> bool {
+    /// Tries out what the template makes of contents: some only take lists of parts, and some stumble over a null or print it.
+    fn try_shapes(&self) -> Shape {
         const PROBE: &str = "hob probe";
-        let shows = |shape: Shape| {
-            let messages = [Message::user(PROBE)];
-            let context = message_value(0, &messages[0], shape).map(|value| json!({ "messages": [value] }));
-            let rendered = context.and_then(|context| self.run(context, RenderOptions::default(), &messages, 0));
+        let run = |messages: &[Message], tools: Option<Value>, shape: Shape| -> Result<String> {
+            let list = messages.iter().map(|message| message_value(0, message, shape)).collect::<Result<Value>>()?;
+            self.run(json!({ "messages": list }), RenderOptions { tools, ..RenderOptions::default() }, messages, 0)
+        };
+        let shows = |list: bool| {
+            let rendered = run(&[Message::user(PROBE)], None, Shape { list, null: false });
             rendered.is_ok_and(|text| text.contains(PROBE) && !text.contains("'type'") && !text.contains("\"type\""))
         };
-        shows(Shape::Text) || !shows(Shape::List)
+        let list = !shows(false) && shows(true);
+        // An id that pleases templates which count its letters.
+        let call = ToolCall { id: "hobprobe1".to_owned(), name: "probe".to_owned(), arguments: String::new() };
+        let calls = [Message::user(PROBE), Message::assistant_calls(vec![call]), Message::tool("hobprobe1", PROBE)];
+        let printed = |null: bool| {
+            let text = run(&calls, Some(json!([])), Shape { list, null });
+            text.map(|text| text.matches("None").count() + text.matches("null").count())
+        };
+        let null = matches!((printed(true), printed(false)), (Ok(with), Ok(without)) if with == without);
+        Shape { list, null }
     }
 
     /// All texts of a request as values, for finding characters that occur in none of them.
@@ -437,7 +365,8 @@ impl Inner {
 
     fn render(&self, messages: &[Message], options: &RenderOptions, marks: Option<&Marks>) -> Result<String> {
         check(messages)?;
-        let shape = if self.takes_text { Shape::Text } else { Shape::List };
+        tool_specs(options.tools.as_ref())?;
+        let shape = self.shape;
         let mut list = Vec::with_capacity(messages.len());
         for (index, message) in messages.iter().enumerate() {
             let mut value = message_value(index, message, shape)?;
@@ -451,7 +380,7 @@ impl Inner {
                     }
                 }
                 // The kind of a part is not a text.
-                if matches!(shape, Shape::List) {
+                if shape.list {
                     for part in fields.get_mut("content").and_then(Value::as_array_mut).into_iter().flatten() {
                         part["type"] = Value::from("text");
                     }
@@ -573,7 +502,7 @@ fn check(messages: &[Message]) -> Result<Vec<Value>> {
             if role.is_empty() || role.len() > 64 || !role.chars().all(allowed) {
                 return Err(Error::invalid(format!("message {index}: its role must be 1 to 64 letters, digits, '_' or '-'")));
             }
-            message_value(index, message, Shape::Text)
+            message_value(index, message, Shape { list: false, null: false })
         })
         .collect()
 }
@@ -589,41 +518,55 @@ fn message_value(index: usize, message: &Message, shape: Shape) -> Result<Value>
             }
             parts.iter().map(|part| part.text.as_str()).collect()
         }
+        Content::Null => String::new(),
     };
     let mut fields = Map::new();
     fields.insert("role".to_owned(), Value::from(message.role.as_str()));
     let content = match shape {
-        Shape::Text => Value::String(text),
-        Shape::List => json!([{ "type": "text", "text": text }]),
+        Shape { null: true, .. } if message.content == Content::Null && !message.tool_calls.is_empty() => Value::Null,
+        Shape { list: true, .. } => json!([{ "type": "text", "text": text }]),
+        _ => Value::String(text),
     };
     fields.insert("content".to_owned(), content);
     if let Some(name) = &message.name {
         fields.insert("name".to_owned(), Value::from(name.as_str()));
     }
     if !message.tool_calls.is_empty() {
-        fields.insert("tool_calls".to_owned(), message.tool_calls.iter().map(with_parsed_arguments).collect());
+        let calls = message.tool_calls.iter().enumerate().map(|(at, call)| call_value(index, at, call));
+        fields.insert("tool_calls".to_owned(), calls.collect::<Result<Value>>()?);
     }
     if let Some(id) = &message.tool_call_id {
         fields.insert("tool_call_id".to_owned(), Value::from(id.as_str()));
     }
-    for (name, value) in &message.extra {
+    // A null counts as missing, as in transformers: templates ask whether a field is there.
+    for (name, value) in message.extra.iter().filter(|(_, value)| !value.is_null()) {
         if !fields.contains_key(name) {
             fields.insert(name.clone(), value.clone());
         }
     }
+    // Thoughts go by several names. As in transformers, templates find them under the first two.
+    let thoughts = message.reasoning_content.as_deref().map(Value::from);
+    if let Some(thoughts) = thoughts.or_else(|| ["thinking", "reasoning"].iter().find_map(|name| fields.get(*name).cloned())) {
+        fields.entry("thinking").or_insert_with(|| thoughts.clone());
+        fields.insert("reasoning_content".to_owned(), thoughts);
+    }
     Ok(Value::Object(fields))
 }
 
-/// Templates want a call's arguments as an object; other APIs give them as a JSON text.
-fn with_parsed_arguments(call: &Value) -> Value {
-    let mut call = call.clone();
-    let holder = if call.get("function").is_some_and(Value::is_object) { &mut call["function"] } else { &mut call };
-    if let Some(Value::String(text)) = holder.get("arguments")
-        && let Ok(parsed @ Value::Object(_)) = serde_json::from_str::<Value>(text)
-    {
-        holder["arguments"] = parsed;
+/// A call as templates want it: its arguments are an object, whatever other APIs make of them.
+fn call_value(message: usize, index: usize, call: &ToolCall) -> Result<Value> {
+    let arguments = call.parsed_arguments().map_err(|_| {
+        Error::invalid(format!(
+            "message {message}: call {index}: its arguments are not a JSON object; a call that is none belongs into the content"
+        ))
+    })?;
+    let mut fields = Map::new();
+    if !call.id.is_empty() {
+        fields.insert("id".to_owned(), Value::from(call.id.as_str()));
     }
-    call
+    fields.insert("type".to_owned(), Value::from("function"));
+    fields.insert("function".to_owned(), json!({ "name": call.name, "arguments": arguments }));
+    Ok(Value::Object(fields))
 }
 
 fn text_bytes(value: &Value) -> u64 {

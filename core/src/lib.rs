@@ -1,6 +1,7 @@
 //! Hob: an inference stack that lives inside a host's process.
 
 pub mod cancel;
+pub mod chat_output;
 pub mod chat_template;
 pub mod clock;
 pub mod engine;

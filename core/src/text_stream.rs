@@ -280,20 +280,23 @@ fn strip_start<'a>(text: &'a str, content: char, left: &mut usize) -> &'a str {
 pub struct TextStream {
     tokenizer: Tokenizer,
     skip_special: bool,
+    /// Special tokens that are given out all the same: a handful at most.
+    keep: Vec<u32>,
     stages: Vec<Stage>,
 }
 
 impl TextStream {
-    pub(crate) fn new(tokenizer: Tokenizer, skip_special: bool) -> Self {
+    pub(crate) fn new(tokenizer: Tokenizer, skip_special: bool, keep: &[u32]) -> Self {
         let stages = tokenizer.plan().start();
-        Self { tokenizer, skip_special, stages }
+        Self { tokenizer, skip_special, keep: keep.to_vec(), stages }
     }
 
     /// Takes a token and gives the text that is certain now: never empty, always whole characters. `None` when the token
     /// adds nothing yet. Text held back is at most an unfinished character, a run of byte tokens, or what the decoder may
     /// yet strip.
     pub fn push(&mut self, token: u32) -> Result<Option<String>> {
-        let Some(piece) = self.tokenizer.piece(token, self.skip_special) else { return Ok(None) };
+        let skip_special = self.skip_special && !self.keep.contains(&token);
+        let Some(piece) = self.tokenizer.piece(token, skip_special) else { return Ok(None) };
         self.run(vec![piece], 0)
     }
 

@@ -309,7 +309,14 @@ impl Tokenizer {
     /// A decoder that takes one token after another and gives whole UTF-8 at each step.
     #[must_use]
     pub fn stream(&self, skip_special: bool) -> TextStream {
-        TextStream::new(self.clone(), skip_special)
+        TextStream::new(self.clone(), skip_special, &[])
+    }
+
+    /// As [`stream`](Self::stream) without special tokens, except for those in `keep`: marks that a reader of the text needs
+    /// ([`ChatFormat::kept_tokens`](crate::chat_output::ChatFormat::kept_tokens)).
+    #[must_use]
+    pub fn stream_keeping(&self, keep: &[u32]) -> TextStream {
+        TextStream::new(self.clone(), true, keep)
     }
 
     /// The text of `id` as the decoder wants it; `None` when it is to be left out.

@@ -130,6 +130,316 @@ CONVERSATIONS = [
 ]
 
 
+# How the families offer tools, write calls and show their results. Written for these tests; only the structure is theirs.
+TOOL_TEMPLATES = {
+    "qwen2.5": """{%- set first = messages[0] %}
+{%- if tools %}
+    {{- '<|im_start|>system\\n' ~ (first.content if first.role == 'system' else 'Be helpful.') ~ '\\n\\n# Tools\\n<tools>' }}
+    {%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}
+    {{- "\\n</tools>\\nAnswer with\\n<tool_call>\\n{\\"name\\": <name>, \\"arguments\\": <object>}\\n</tool_call><|im_end|>\\n" }}
+{%- elif first['role'] == 'system' %}
+    {{- '<|im_start|>system\\n' + first['content'] + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for m in messages %}
+    {%- if m.role == 'user' or (m.role == 'system' and not loop.first) or (m.role == 'assistant' and not m.tool_calls) %}
+        {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' + '\\n' }}
+    {%- elif m.role == 'assistant' %}
+        {{- '<|im_start|>' + m.role }}
+        {%- if m.content %}{{- '\\n' + m.content }}{%- endif %}
+        {%- for call in m.tool_calls %}
+            {%- if call.function is defined %}{%- set call = call.function %}{%- endif %}
+            {{- '\\n<tool_call>\\n{"name": "' }}{{- call.name }}{{- '", "arguments": ' }}{{- call.arguments | tojson }}{{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif m.role == 'tool' %}
+        {%- if loop.index0 == 0 or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\\n<tool_response>\\n' }}{{- m.content }}{{- '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+""",
+    "qwen3": """{%- if tools %}
+    {{- '<|im_start|>system\\n' + (messages[0].content + '\\n\\n' if messages[0].role == 'system' else '') + '<tools>' }}
+    {%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}
+    {{- '\\n</tools><|im_end|>\\n' }}
+{%- endif %}
+{%- set ns = namespace(searching=true, last=messages|length - 1) %}
+{%- for m in messages[::-1] %}
+    {%- set at = (messages|length - 1) - loop.index0 %}
+    {%- if ns.searching and m.role == 'user' and not (m.content.startswith('<tool_response>') and m.content.endswith('</tool_response>')) %}
+        {%- set ns.searching = false %}{%- set ns.last = at %}
+    {%- endif %}
+{%- endfor %}
+{%- for m in messages %}
+    {%- if m.role == 'assistant' %}
+        {%- set said = m.content %}{%- set thought = '' %}
+        {%- if m.reasoning_content is defined and m.reasoning_content is not none %}
+            {%- set thought = m.reasoning_content %}
+        {%- elif '</think>' in m.content %}
+            {%- set said = m.content.split('</think>')[-1].lstrip('\\n') %}
+            {%- set thought = m.content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {{- '<|im_start|>' + m.role + '\\n' }}
+        {%- if loop.index0 > ns.last and (loop.last or thought) %}
+            {{- '<think>\\n' + thought.strip('\\n') + '\\n</think>\\n\\n' + said.lstrip('\\n') }}
+        {%- else %}
+            {{- said }}
+        {%- endif %}
+        {%- if m.tool_calls %}
+            {%- for call in m.tool_calls %}
+                {%- if (loop.first and said) or not loop.first %}{{- '\\n' }}{%- endif %}
+                {%- if call.function %}{%- set call = call.function %}{%- endif %}
+                {{- '<tool_call>\\n{"name": "' + call.name + '", "arguments": ' }}
+                {%- if call.arguments is string %}{{- call.arguments }}{%- else %}{{- call.arguments | tojson }}{%- endif %}
+                {{- '}\\n</tool_call>' }}
+            {%- endfor %}
+        {%- endif %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif m.role == 'tool' %}
+        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\\n<tool_response>\\n' + m.content + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- elif m.role == 'user' or not loop.first or not tools %}
+        {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- else %}{{- '<think>\\n' }}{%- endif %}
+{%- endif %}""",
+    "qwen3-coder": """{%- macro more(fields, known) %}
+    {%- if fields is mapping %}
+        {%- for key in fields if key not in known %}
+            {%- if fields[key] is mapping or (fields[key] is sequence and fields[key] is not string) %}
+                {{- '\\n<' ~ key ~ '>' ~ (fields[key] | tojson | safe) ~ '</' ~ key ~ '>' }}
+            {%- else %}
+                {{- '\\n<' ~ key ~ '>' ~ (fields[key] | string) ~ '</' ~ key ~ '>' }}
+            {%- endif %}
+        {%- endfor %}
+    {%- endif %}
+{%- endmacro %}
+{%- if tools is iterable and tools | length > 0 %}
+    {{- '<|im_start|>system\\n<tools>' }}
+    {%- for tool in tools %}
+        {%- if tool.function is defined %}{%- set tool = tool.function %}{%- endif %}
+        {{- '\\n<function>\\n<name>' ~ tool.name ~ '</name>' }}
+        {%- for key, field in tool.parameters.properties | items %}
+            {{- '\\n<parameter><name>' ~ key ~ '</name>' ~ more(field, ['name', 'description']) ~ '</parameter>' }}
+        {%- endfor %}
+        {{- more(tool.parameters, ['type', 'properties']) ~ more(tool, ['name', 'parameters']) ~ '\\n</function>' }}
+    {%- endfor %}
+    {{- '\\n</tools>\\n<tool_call>\\n<function=f>\\n</function>\\n</tool_call><|im_end|>\\n' }}
+{%- endif %}
+{%- for m in messages %}
+    {%- if m.role == 'assistant' and m.tool_calls is defined and m.tool_calls is iterable and m.tool_calls | length > 0 %}
+        {{- '<|im_start|>' + m.role }}
+        {%- if m.content is defined and m.content is string and m.content | trim | length > 0 %}{{- '\\n' + m.content | trim + '\\n' }}{%- endif %}
+        {%- for call in m.tool_calls %}
+            {{- '\\n<tool_call>\\n<function=' + call.function.name + '>\\n' }}
+            {%- for key, value in call.function.arguments | items %}
+                {%- set value = value | tojson | safe if value is mapping or (value is sequence and value is not string) else value | string %}
+                {{- '<parameter=' + key + '>\\n' }}{{- value }}{{- '\\n</parameter>\\n' }}
+            {%- endfor %}
+            {{- '</function>\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif m.role == 'tool' %}
+        {%- if loop.previtem and loop.previtem.role != 'tool' %}{{- '<|im_start|>user\\n' }}{%- endif %}
+        {{- '<tool_response>\\n' ~ m.content ~ '\\n</tool_response>\\n' }}
+        {%- if loop.last or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- else %}
+        {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+""",
+    "llama3": """{{- bos_token }}
+{%- if custom_tools is defined %}{%- set tools = custom_tools %}{%- endif %}
+{%- if not tools_in_user_message is defined %}{%- set tools_in_user_message = true %}{%- endif %}
+{%- if not date_string is defined %}
+    {%- if strftime_now is defined %}{%- set date_string = strftime_now('%d %b %Y') %}{%- else %}{%- set date_string = 'today' %}{%- endif %}
+{%- endif %}
+{%- if not tools is defined %}{%- set tools = none %}{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set told = messages[0]['content']|trim %}{%- set messages = messages[1:] %}
+{%- else %}
+    {%- set told = '' %}
+{%- endif %}
+{{- '<|start_header_id|>system<|end_header_id|>\\n\\n' }}
+{%- if builtin_tools is defined or tools is not none %}{{- 'Environment: ipython\\n' }}{%- endif %}
+{%- if builtin_tools is defined %}{{- 'Tools: ' + builtin_tools | reject('equalto', 'code_interpreter') | join(', ') + '\\n' }}{%- endif %}
+{{- 'Date: ' + date_string + '\\n\\n' }}
+{%- if tools is not none and not tools_in_user_message %}
+    {%- for t in tools %}{{- t | tojson(indent=4) }}{{- '\\n\\n' }}{%- endfor %}
+{%- endif %}
+{{- told }}{{- '<|eot_id|>' }}
+{%- if tools_in_user_message and not tools is none %}
+    {%- if messages | length != 0 %}
+        {%- set asked = messages[0]['content']|trim %}{%- set messages = messages[1:] %}
+    {%- else %}
+        {{- raise_exception('There is no user message to put the tools into!') }}
+    {%- endif %}
+    {{- '<|start_header_id|>user<|end_header_id|>\\n\\n' -}}
+    {{- 'Answer with {"name": function, "parameters": object}.\\n\\n' }}
+    {%- for t in tools %}{{- t | tojson(indent=4) }}{{- '\\n\\n' }}{%- endfor %}
+    {{- asked + '<|eot_id|>' }}
+{%- endif %}
+{%- for m in messages %}
+    {%- if not (m.role == 'ipython' or m.role == 'tool' or 'tool_calls' in m) %}
+        {{- '<|start_header_id|>' + m['role'] + '<|end_header_id|>\\n\\n'+ m['content'] | trim + '<|eot_id|>' }}
+    {%- elif 'tool_calls' in m %}
+        {%- if not m.tool_calls|length == 1 %}{{- raise_exception('One call at a time!') }}{%- endif %}
+        {%- set call = m.tool_calls[0].function %}
+        {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}
+        {%- if builtin_tools is defined and call.name in builtin_tools %}
+            {{- '<|python_tag|>' + call.name + '.call(' }}
+            {%- for key, value in call.arguments | items %}{{- key + '=' + value | tojson }}{%- if not loop.last %}{{- ', ' }}{%- endif %}{%- endfor %}
+            {{- ')' }}
+        {%- else %}
+            {{- '{"name": "' + call.name + '", ' }}{{- '"parameters": ' }}{{- call.arguments | tojson }}{{- '}' }}
+        {%- endif %}
+        {{- '<|eom_id|>' if builtin_tools is defined else '<|eot_id|>' }}
+    {%- else %}
+        {{- '<|start_header_id|>ipython<|end_header_id|>\\n\\n' }}
+        {%- if m.content is mapping or m.content is iterable %}{{- m.content | tojson }}{%- else %}{{- m.content }}{%- endif %}
+        {{- '<|eot_id|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}
+""",
+    "mistral-v3": """{%- if messages[0]['role'] == 'system' %}
+    {%- set told = messages[0]['content'] %}{%- set rest = messages[1:] %}
+{%- else %}
+    {%- set rest = messages %}
+{%- endif %}
+{%- if not tools is defined %}{%- set tools = none %}{%- endif %}
+{%- set asked = rest | selectattr('role', 'equalto', 'user') | list %}
+{%- set ns = namespace() %}{%- set ns.turn = 0 %}
+{%- for m in rest %}
+    {%- if not (m.role == 'tool' or m.role == 'tool_results' or (m.tool_calls is defined and m.tool_calls is not none)) %}
+        {%- if (m['role'] == 'user') != (ns.turn % 2 == 0) %}{{- raise_exception('Roles must alternate: user, assistant, user') }}{%- endif %}
+        {%- set ns.turn = ns.turn + 1 %}
+    {%- endif %}
+{%- endfor %}
+{{- bos_token }}
+{%- for m in rest %}
+    {%- if m['role'] == 'user' %}
+        {%- if tools is not none and (m == asked[-1]) %}
+            {{- '[AVAILABLE_TOOLS] [' }}
+            {%- for tool in tools %}
+                {%- set tool = tool.function %}
+                {{- '{"type": "function", "function": {' }}
+                {%- for key, value in tool.items() if key != 'return' %}
+                    {%- if value is string %}{{- '"' + key + '": "' + value + '"' }}{%- else %}{{- '"' + key + '": ' + value|tojson }}{%- endif %}
+                    {%- if not loop.last %}{{- ', ' }}{%- endif %}
+                {%- endfor %}
+                {{- '}}' }}{{- ', ' if not loop.last else ']' }}
+            {%- endfor %}
+            {{- '[/AVAILABLE_TOOLS]' }}
+        {%- endif %}
+        {%- if loop.last and told is defined %}{{- '[INST] ' + told + '\\n\\n' + m['content'] + '[/INST]' }}{%- else %}{{- '[INST] ' + m['content'] + '[/INST]' }}{%- endif %}
+    {%- elif m.tool_calls is defined and m.tool_calls is not none %}
+        {{- '[TOOL_CALLS] [' }}
+        {%- for call in m.tool_calls %}
+            {%- set out = call.function|tojson %}
+            {{- out[:-1] }}
+            {%- if not call.id is defined or call.id|length != 9 %}{{- raise_exception('A call needs an id of nine letters!') }}{%- endif %}
+            {{- ', "id": "' + call.id + '"}' }}{{- ', ' if not loop.last else ']' + eos_token }}
+        {%- endfor %}
+    {%- elif m['role'] == 'assistant' %}
+        {{- ' ' + m['content'] + eos_token }}
+    {%- elif m['role'] == 'tool_results' or m['role'] == 'tool' %}
+        {%- if m.content is defined and m.content.content is defined %}{%- set content = m.content.content %}{%- else %}{%- set content = m.content %}{%- endif %}
+        {{- '[TOOL_RESULTS] {"content": ' + content|string + ', ' }}
+        {%- if not m.tool_call_id is defined or m.tool_call_id|length != 9 %}{{- raise_exception('A result needs an id of nine letters!') }}{%- endif %}
+        {{- '"call_id": "' + m.tool_call_id + '"}[/TOOL_RESULTS]' }}
+    {%- else %}
+        {{- raise_exception('Only user and assistant, and one system message before them') }}
+    {%- endif %}
+{%- endfor %}""",
+    "mistral-args": """{{- bos_token }}
+{%- if tools is defined and tools is not none and tools|length > 0 %}{{- '[AVAILABLE_TOOLS]' + (tools|tojson) + '[/AVAILABLE_TOOLS]' }}{%- endif %}
+{%- for m in messages %}
+    {%- if m['role'] == 'user' or m['role'] == 'system' %}
+        {{- '[INST]' }}
+        {%- if m['content'] is string %}{{- m['content'] }}{%- else %}{%- for block in m['content'] %}{{- block['text'] }}{%- endfor %}{%- endif %}
+        {{- '[/INST]' }}
+    {%- elif m['role'] == 'assistant' %}
+        {%- if (m['content'] is none or m['content'] == '') and (m['tool_calls'] is not defined or m['tool_calls']|length == 0) %}
+            {{- raise_exception('An assistant must say or call something.') }}
+        {%- endif %}
+        {%- if m.thinking is defined %}{{- '[THINK]' + m.thinking + '[/THINK]' }}{%- endif %}
+        {%- if m['content'] is none %}{{- '(calls)' }}{%- else %}{{- m['content'] }}{%- endif %}
+        {%- for call in m['tool_calls'] or [] %}
+            {{- '[TOOL_CALLS]' + call['function']['name'] + '[CALL_ID]' + call['id'] + '[ARGS]' + call['function']['arguments']|tojson }}
+        {%- endfor %}
+        {{- eos_token }}
+    {%- elif m['role'] == 'tool' %}
+        {{- '[TOOL_RESULTS]' + m['content']|string + '[/TOOL_RESULTS]' }}
+    {%- else %}
+        {{- raise_exception('Unknown role: ' + m['role']) }}
+    {%- endif %}
+{%- endfor %}
+{%- for document in documents or [] %}{{- loop.index0 ~ document['title'] ~ ': ' ~ document.text }}{%- endfor %}""",
+}
+
+MORE_TOOLS = [*TOOLS, {"type": "function", "function": {"name": "now", "description": "The time.",
+                                                        "parameters": {"type": "object", "properties": {}}}}]
+NOW = {"id": "call54321", "type": "function", "function": {"name": "now", "arguments": {}}}
+RESULT = say("tool", '{"t": 20, "of": "<city>"}', name="get_weather", tool_call_id="call12345")
+# With {"date_string": "1 May 2030"} these do not depend on the day.
+TOOL_CONVERSATIONS = [
+    ([say("system", "You are helpful."), say("user", " weather? ")], {"tools": MORE_TOOLS}),
+    ([say("user", "weather?"), say("assistant", "", tool_calls=[CALL]), RESULT], {"tools": TOOLS}),
+    ([say("user", "weather?"), say("assistant", None, tool_calls=[CALL]), RESULT], {"tools": TOOLS}),
+    ([say("user", "weather?"), say("assistant", "I look.", tool_calls=[CALL]), RESULT, say("assistant", "It is 20."), say("user", "thanks")],
+     {"tools": MORE_TOOLS}),
+    ([say("user", "both?"), say("assistant", None, tool_calls=[CALL, NOW]), RESULT, say("tool", "noon", tool_call_id="call54321")],
+     {"tools": MORE_TOOLS}),
+    ([say("user", "q"), say("assistant", "I look.", reasoning_content="\nhm\n", tool_calls=[CALL]), RESULT], {"tools": TOOLS, "enable_thinking": True}),
+    ([say("user", "q"), say("assistant", "a", reasoning_content="hm"), say("user", "q2")], {"enable_thinking": False}),
+    ([say("user", "q"), say("assistant", "a", thinking="hm")], {"add_generation_prompt": False}),
+    ([say("user", "q"), say("assistant", "a", reasoning="hm")], {"add_generation_prompt": False}),
+    ([say("user", "q"), say("assistant", "<think>\nhm\n</think>\n\na")], {"add_generation_prompt": False}),
+    ([say("user", "weather?"), say("assistant", "", tool_calls=[{**CALL, "id": "short"}]), RESULT], {"tools": TOOLS}),
+    ([say("user", "weather?"), say("assistant", "", tool_calls=[CALL]), RESULT], {"tools": TOOLS, "builtin_tools": ["get_weather", "code_interpreter"]}),
+    ([say("system", "sys"), say("user", "weather?")], {"tools": TOOLS, "tools_in_user_message": False}),
+    ([say("system", "sys"), say("system", "again"), say("user", "x")], {}),
+    ([say("user", "x"), say("user", "y")], {}),
+    ([say("assistant", "x"), say("user", "y")], {}),
+    ([say("narrator", "x")], {}),
+    ([say("user", "x")], {"documents": [{"title": "T", "text": "a < b"}, {"title": "U", "text": "é"}], "tools": []}),
+    ([say("system", "only")], {"tools": TOOLS}),
+]
+
+
+def tool_conversations(tokenizer):
+    # Newer versions hide a null from the template. Many templates ask for it, so Hob gives it, as older versions did.
+    import transformers.tokenization_utils_base as base
+    base._normalize_chat_messages = lambda messages: [dict(message) for message in messages]
+    for name, template in TOOL_TEMPLATES.items():
+        for messages, options in TOOL_CONVERSATIONS:
+            options = {"add_generation_prompt": True, "date_string": "1 May 2030", **options}
+            case = {"template": name, "messages": messages, "options": options}
+
+            def render(messages):
+                return tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, **options)
+            try:
+                try:
+                    text = render(messages)
+                except TypeError:
+                    text = "None"
+                if "None" in text:
+                    # A template that cannot do with a null, or prints it: Hob gives it an empty text.
+                    messages = [{**message, "content": message["content"] or ""} for message in messages]
+                    text = render(messages)
+                case["text"] = text
+            except Exception as error:  # a template's refusal
+                case["refusal"] = str(error)
+            yield case
+
+
 def smollm2(path):
     gguf = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
     raw = json.loads(gguf._tokenizer.to_str())
@@ -166,6 +476,8 @@ def main():
               for text in texts(220)]
     (OUT / "smollm2.json").write_text(json.dumps({"encode": encode}, ensure_ascii=False, separators=(",", ":")))
     (OUT / "chat.json").write_text(json.dumps(list(conversations(tokenizer)), ensure_ascii=False, separators=(",", ":")))
+    tools = {"templates": TOOL_TEMPLATES, "cases": list(tool_conversations(tokenizer))}
+    (OUT / "chat_tools.json").write_text(json.dumps(tools, ensure_ascii=False, separators=(",", ":")))
 
     minilm = AutoTokenizer.from_pretrained(sys.argv[2])
     some = texts(150)
