@@ -46,7 +46,7 @@ use serde::Serialize;
 pub use self::backend::DeviceInfo;
 pub use self::decide::{Answer, DecideRequest, Decided, Decision};
 pub use self::embed::{EmbedRequest, Embeddings, Normalize};
-pub use self::generate::{Chunk, Coalesce, Event, Finish, GenerateRequest, Generation, Prompt, Stream, Summary};
+pub use self::generate::{Chunk, Coalesce, Event, Finish, GenerateRequest, Generation, Prompt, RejectedCall, Stream, Summary};
 pub use self::limits::AllocatorLimits;
 pub use self::rerank::{Ranked, Ranking, RerankRequest, ScoreKind};
 use self::residency::Residency;
@@ -58,6 +58,7 @@ use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fake::FakeDevice;
 use crate::model::{Estimate, LoadOptions, ModelKind, ModelSpec};
+use crate::options::Limits;
 use crate::pool::{IdlePolicy, NoRoom, Pool, PoolOptions, Runtime, default_budget, default_physical_limit};
 use crate::weights::FloatType;
 
@@ -82,6 +83,8 @@ pub struct EngineOptions {
     pub stuck_after: Duration,
     /// How long [`Engine::close`] waits for running work; the default is 120 s.
     pub close_timeout: Duration,
+    /// How much one request may bring.
+    pub limits: Limits,
     /// The clock of timers and deadlines; `None` is the system's. A fake one makes a test need no real time.
     pub clock: Option<Arc<dyn Clock>>,
     /// Give freed memory back to the system each time a model goes (the default). Without it the allocator keeps it for the next
@@ -100,6 +103,7 @@ impl Default for EngineOptions {
             prompt_cache_bytes: 512 << 20,
             stuck_after: Duration::from_secs(5),
             close_timeout: Duration::from_secs(120),
+            limits: Limits::default(),
             clock: None,
             drain_after_release: true,
         }

@@ -483,7 +483,11 @@ impl World {
             Op::Burst(uses) => {
                 for (begins, index) in uses {
                     let waited = !self.model.line.is_empty();
-                    if begins { self.begin(index % KEYS) } else { self.end(index) }
+                    if begins {
+                        self.begin(index % KEYS)
+                    } else {
+                        self.end(index)
+                    }
                     // What an end sets going for those in line takes time; the model's takes none.
                     if waited {
                         self.rig.run();

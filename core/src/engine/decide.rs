@@ -16,6 +16,7 @@ use super::{RequestOptions, Shared, Timings, scoring};
 use crate::chat_template::{Content, Message, RenderOptions};
 use crate::error::{Error, Result};
 use crate::model::Text;
+use crate::options::Limits;
 use crate::tokenizer::EncodeOptions;
 
 /// How answers relate to each other, which is what a confidence depends on.
@@ -81,7 +82,7 @@ impl DecideRequest {
         Self { decision: Decision::Predicate, ..Self::choice(model, question, ["true", "false"]) }
     }
 
-    fn check(&self) -> Result<()> {
+    fn check(&self, limits: &Limits) -> Result<()> {
         if self.answers.is_empty() || self.answers.len() > MAX_ANSWERS {
             return Err(Error::invalid(format!("{} answers; give 1 to {MAX_ANSWERS}", self.answers.len())));
         }
@@ -91,12 +92,9 @@ impl DecideRequest {
         if self.decision == Decision::Predicate && self.answers.len() != 2 {
             return Err(Error::invalid(format!("{} answers for a predicate; give two", self.answers.len())));
         }
-        if let Prompt::Chat(messages) = &self.prompt
-            && messages.is_empty()
-        {
-            return Err(Error::invalid("the conversation has no messages; give at least one"));
-        }
-        Ok(())
+        self.prompt.check(&self.render, limits)?;
+        limits.check_texts("answer", &self.answers)?;
+        limits.check_timeout(self.options.timeout)
     }
 }
 
@@ -146,8 +144,8 @@ fn best(answers: &[Answer]) -> usize {
 
 pub(super) async fn run(shared: &Arc<Shared>, request: DecideRequest) -> Result<Decided> {
     let began = Instant::now();
-    request.check()?;
     let residency = &shared.residency;
+    request.check(residency.limits())?;
     let place = residency.enter()?;
     let token = request.options.token(shared);
     let link = Link::new(residency, &token);

@@ -98,6 +98,8 @@ pub(super) async fn run(shared: &Arc<Shared>, request: EmbedRequest) -> Result<E
         return Err(Error::invalid("dimensions is 0; it must be at least 1"));
     }
     let residency = &shared.residency;
+    residency.limits().check_texts("text", &request.texts)?;
+    residency.limits().check_timeout(request.options.timeout)?;
     let place = residency.enter()?;
     let token = request.options.token(shared);
     let link = Link::new(residency, &token);

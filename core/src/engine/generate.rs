@@ -5,7 +5,7 @@ mod row;
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -18,12 +18,13 @@ use super::residency::{Purpose, Residency};
 use super::work::{Ending, Task};
 use super::{OnCancel, RequestOptions, Shared, Timings, closed};
 use crate::cancel::{CancelReason, CancelToken};
-use crate::chat_template::{Message, RenderOptions};
+use crate::chat_output::{ChatFormat, ChatParser, ParserOptions, RejectReason};
+use crate::chat_template::{Message, RenderOptions, ToolCall};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::Text;
-use crate::options::{SamplingOptions, Truncate};
+use crate::options::{Limits, SamplingOptions, Truncate};
 use crate::sampler::{Sampler, TokenLogprobs};
-use crate::text_stream::StopMatcher;
+use crate::text_stream::{StopMatcher, TextStream};
 use crate::tokenizer::EncodeOptions;
 
 /// What the model continues.
@@ -46,6 +47,8 @@ pub struct GenerateRequest {
     pub prompt: Prompt,
     /// How a conversation is rendered.
     pub render: RenderOptions,
+    /// How reasoning and calls are told from a conversation's answer; `None`: as the model's template shows.
+    pub format: Option<ChatFormat>,
     /// How tokens are chosen; greedy by default.
     pub sampling: SamplingOptions,
     /// New tokens at most; `None` stops only at the context's end. 0 gives an empty result.
@@ -81,6 +84,7 @@ impl GenerateRequest {
             model: model.into(),
             prompt,
             render: RenderOptions::default(),
+            format: None,
             sampling: SamplingOptions::default(),
             max_tokens: None,
             stop: Vec::new(),
@@ -92,18 +96,28 @@ impl GenerateRequest {
         }
     }
 
-    fn check(&self) -> Result<()> {
+    fn check(&self, limits: &Limits) -> Result<()> {
         self.sampling.check()?;
+        limits.check_timeout(self.options.timeout)?;
+        limits.check_stops(&self.stop)?;
         if let Some(count) = self.logprobs.filter(|&count| count > MAX_LOGPROBS) {
             return Err(Error::invalid(format!("logprobs is {count}; at most {MAX_LOGPROBS} alternatives are reported")));
         }
-        match &self.prompt {
-            Prompt::Chat(messages) if messages.is_empty() => {
+        self.prompt.check(&self.render, limits)
+    }
+}
+
+impl Prompt {
+    pub(super) fn check(&self, render: &RenderOptions, limits: &Limits) -> Result<()> {
+        match self {
+            Self::Chat(messages) if messages.is_empty() => {
                 Err(Error::invalid("the conversation has no messages; give at least one"))
             }
-            Prompt::Raw(text) if text.is_empty() => Err(Error::invalid("the prompt is empty; give some text")),
-            Prompt::Tokens(ids) if ids.is_empty() => Err(Error::invalid("the prompt has no tokens; give at least one")),
-            _ => Ok(()),
+            Self::Raw(text) if text.is_empty() => Err(Error::invalid("the prompt is empty; give some text")),
+            Self::Tokens(ids) if ids.is_empty() => Err(Error::invalid("the prompt has no tokens; give at least one")),
+            Self::Chat(messages) => limits.check_chat(messages, render),
+            Self::Raw(text) => limits.check_prompt(text),
+            Self::Tokens(_) => Ok(()),
         }
     }
 }
@@ -144,6 +158,8 @@ pub enum Finish {
 pub struct Chunk {
     /// Whole characters, possibly none (a token may not complete one yet).
     pub text: String,
+    /// Reasoning, where the model's template marks it; it comes before the text.
+    pub reasoning: String,
     /// The tokens this piece comes from.
     pub token_ids: Vec<u32>,
     /// One per token, when asked for.
@@ -171,11 +187,24 @@ pub struct Summary {
     pub timings: Timings,
 }
 
-/// What a stream yields: chunks, then exactly one `Finished`, unless it ends in an error.
+/// What began as a call of a tool and is none that could be made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RejectedCall {
+    /// The model's text, marks included.
+    pub raw: String,
+    /// What is wrong with it.
+    pub reason: RejectReason,
+}
+
+/// What a stream yields: chunks and calls, then exactly one `Finished`, unless it ends in an error.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// More of the answer.
     Chunk(Chunk),
+    /// A call of one of the request's tools, complete.
+    ToolCall(ToolCall),
+    /// A call that could not be read. The stream goes on.
+    RejectedCall(RejectedCall),
     /// The end; the row's memory is back and the model's use has ended.
     Finished(Summary),
 }
@@ -185,6 +214,12 @@ pub enum Event {
 pub struct Generation {
     /// The text, without the stop string that ended it.
     pub text: String,
+    /// The reasoning, where the model's template marks it.
+    pub reasoning: String,
+    /// Calls of the request's tools, in order.
+    pub tool_calls: Vec<ToolCall>,
+    /// Calls that could not be read.
+    pub rejected_calls: Vec<RejectedCall>,
     /// Its tokens. With a stop string, those that spelled it are included.
     pub token_ids: Vec<u32>,
     /// One per token, when asked for.
@@ -195,13 +230,15 @@ pub struct Generation {
 
 /// The events of one generation. Dropping it cancels the generation.
 pub struct Stream {
-    receiver: mpsc::Receiver<Result<Event>>,
+    receiver: mpsc::UnboundedReceiver<Result<Event>>,
     shares: Arc<Shares>,
     ended: bool,
 }
 
 /// What the reader and the row share.
 struct Shares {
+    /// Events sent and not read.
+    queued: AtomicUsize,
     /// The row found no room and waits for the reader.
     stalled: AtomicBool,
     /// A cancel or a timeout ends the stream with what there is, instead of an error.
@@ -233,16 +270,20 @@ impl Stream {
     /// # Errors
     /// The stream's own error.
     pub async fn collect(mut self) -> Result<Generation> {
-        let mut whole = Chunk::default();
+        let (mut whole, mut tool_calls, mut rejected_calls) = (Chunk::default(), Vec::new(), Vec::new());
         while let Some(event) = self.next().await {
             match event? {
                 Event::Chunk(chunk) => {
                     whole.text.push_str(&chunk.text);
+                    whole.reasoning.push_str(&chunk.reasoning);
                     whole.token_ids.extend(chunk.token_ids);
                     whole.logprobs.extend(chunk.logprobs);
                 }
+                Event::ToolCall(call) => tool_calls.push(call),
+                Event::RejectedCall(call) => rejected_calls.push(call),
                 Event::Finished(summary) => {
-                    return Ok(Generation { text: whole.text, token_ids: whole.token_ids, logprobs: whole.logprobs, summary });
+                    let Chunk { text, reasoning, token_ids, logprobs } = whole;
+                    return Ok(Generation { text, reasoning, tool_calls, rejected_calls, token_ids, logprobs, summary });
                 }
             }
         }
@@ -269,12 +310,13 @@ impl Stream {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(event) => event,
         };
-        if self.shares.stalled.swap(false, Ordering::AcqRel) {
+        self.shares.queued.fetch_sub(1, Ordering::SeqCst);
+        if self.shares.stalled.swap(false, Ordering::SeqCst) {
             self.shares.link.residency.device().wake();
         }
         // The sender vanished without a word: its task was dropped with the engine.
         let event = event.unwrap_or_else(|| Err(closed()));
-        self.ended = !matches!(event, Ok(Event::Chunk(_)));
+        self.ended = matches!(event, Ok(Event::Finished(_)) | Err(_));
         Poll::Ready(Some(event))
     }
 }
@@ -303,16 +345,21 @@ impl std::fmt::Debug for Stream {
 
 /// Checks the request and starts its way: admission on the engine's thread, then rows on the device.
 pub(super) fn start(shared: &Arc<Shared>, request: GenerateRequest) -> Result<Stream> {
-    request.check()?;
+    request.check(shared.residency.limits())?;
     let stops = StopMatcher::new(&request.stop)?;
     let place = shared.residency.enter()?;
     let began = Instant::now();
     let token = request.options.token(shared);
     let residency = Arc::clone(&shared.residency);
-    // One place more than the row may fill: the terminal event always has room.
-    let (sender, receiver) = mpsc::channel(QUEUE + 1);
+    // A row pauses when its reader is QUEUE events behind; what one step yields, and the end, always has room.
+    let (sender, receiver) = mpsc::unbounded_channel();
     let stop = AtomicBool::new(request.options.on_cancel == OnCancel::Stop);
-    let shares = Arc::new(Shares { stalled: AtomicBool::new(false), stop, link: Link::new(&residency, &token) });
+    let shares = Arc::new(Shares {
+        queued: AtomicUsize::new(0),
+        stalled: AtomicBool::new(false),
+        stop,
+        link: Link::new(&residency, &token),
+    });
     let stream = Stream { receiver, shares: Arc::clone(&shares), ended: false };
     residency.clone().spawn(async move {
         let prepared = residency.unless_stuck(prepare(&residency, request, &token, began, stops, place)).await;
@@ -321,8 +368,8 @@ pub(super) fn start(shared: &Arc<Shared>, request: GenerateRequest) -> Result<St
             Err(error) => {
                 let over = matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Timeout) && token.is_cancelled();
                 let finish = if over { shares.interrupted() } else { Err(error) };
-                let _ = sender.try_send(finish.map(|finish| Event::Finished(Summary::empty(finish, began))));
-                return;
+                let event = finish.map(|finish| Event::Finished(Summary::empty(finish, began)));
+                return send(&sender, &shares, event);
             }
         };
         let (ended, end) = oneshot::channel();
@@ -334,10 +381,16 @@ pub(super) fn start(shared: &Arc<Shared>, request: GenerateRequest) -> Result<St
             biased;
             _ = end => {}
             // Whatever the device still says comes after the terminal event, and is not looked at.
-            error = shares.link.given_up() => drop(last_word.try_send(Err(error))),
+            error = shares.link.given_up() => send(&last_word, &shares, Err(error)),
         }
     });
     Ok(stream)
+}
+
+fn send(sender: &mpsc::UnboundedSender<Result<Event>>, shares: &Shares, event: Result<Event>) {
+    shares.queued.fetch_add(1, Ordering::SeqCst);
+    // A reader that has gone is seen before the next step.
+    let _ = sender.send(event);
 }
 
 impl Summary {
@@ -377,11 +430,12 @@ async fn prepare(
             spec.vocabulary
         )));
     }
-    let tokens = residency.blocking(token, {
-        let text = text.clone();
-        move || prompt_tokens(&text, &prompt, &render)
+    let read = residency.blocking(token, {
+        let (text, format, call_bytes) = (text.clone(), request.format, residency.limits().call_bytes);
+        move || read_prompt(&text, &prompt, &render, format, call_bytes)
     });
-    let (ids, dropped) = fit(tokens.await?, context, limits.0)?;
+    let Read { ids, parser, decoder } = read.await?;
+    let (ids, dropped) = fit(ids, context, limits.0)?;
     // Hazard A19: a conversation whose keys and values alone exceed the budget is refused before anything is allocated.
     let cache = spec.kv_bytes(ids.len() + limits.1.unwrap_or(0));
     if cache > residency.pool().budget() {
@@ -418,7 +472,8 @@ async fn prepare(
         limit,
         at_limit,
         eos: text.tokenizer.eos_ids().to_vec(),
-        decoder: text.tokenizer.stream(true),
+        decoder,
+        parser,
         stops,
         stop_index: None,
         chunk: Chunk::default(),
@@ -434,6 +489,42 @@ async fn prepare(
         last: None,
         held: Some((used, place)),
     })
+}
+
+/// A prompt as the model gets it, and how its answer is to be read.
+struct Read {
+    ids: Vec<u32>,
+    /// Tells reasoning and calls from the answer, where there can be any.
+    parser: Option<ChatParser>,
+    decoder: TextStream,
+}
+
+fn read_prompt(
+    text: &Text,
+    prompt: &Prompt,
+    render: &RenderOptions,
+    format: Option<ChatFormat>,
+    call_bytes: usize,
+) -> Result<Read> {
+    let Prompt::Chat(messages) = prompt else {
+        return Ok(Read { ids: prompt_tokens(text, prompt, render)?, parser: None, decoder: text.tokenizer.stream(true) });
+    };
+    let template = text.template()?;
+    let rendered = template.encode(messages, render)?;
+    let format = format.unwrap_or_else(|| ChatFormat::detect(template.text()));
+    let tools = render.tools.is_some() && format.tools.is_some();
+    if !tools && format.reasoning.is_none() {
+        return Ok(Read { ids: rendered.encoding.ids, parser: None, decoder: text.tokenizer.stream(true) });
+    }
+    let options = ParserOptions {
+        tools: render.tools.clone(),
+        in_reasoning: format.opens_reasoning(&rendered.text),
+        max_call_bytes: call_bytes,
+        ..ParserOptions::default()
+    };
+    let parser = Some(ChatParser::new(&format, &options)?);
+    let decoder = text.tokenizer.stream_keeping(&format.kept_tokens(&text.tokenizer, tools));
+    Ok(Read { ids: rendered.encoding.ids, parser, decoder })
 }
 
 pub(super) fn prompt_tokens(text: &Text, prompt: &Prompt, render: &RenderOptions) -> Result<Vec<u32>> {

@@ -115,6 +115,9 @@ pub(super) async fn run(shared: &Arc<Shared>, request: RerankRequest) -> Result<
     let began = Instant::now();
     request.check()?;
     let residency = &shared.residency;
+    residency.limits().check_texts("query", std::slice::from_ref(&request.query))?;
+    residency.limits().check_texts("document", &request.documents)?;
+    residency.limits().check_timeout(request.options.timeout)?;
     let place = residency.enter()?;
     let token = request.options.token(shared);
     let link = Link::new(residency, &token);

@@ -23,6 +23,7 @@ use crate::clock::{BoxFuture, Clock, SystemClock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fake::FakeDevice;
 use crate::model::{LoadOptions, ModelKind, ModelSpec, Text};
+use crate::options::Limits;
 use crate::pool::{Admission, Key, Lease, Load, LoadContext, Loaded, Origin, Pool, PoolOptions, Release, Runtime, Token, unblock};
 
 /// A loaded model. The last holder's drop posts the unload and the drain to the device (P36).
@@ -125,6 +126,7 @@ pub(crate) struct Residency {
     places: Places,
     clock: Arc<dyn Clock>,
     stuck_after: Duration,
+    limits: Limits,
     /// Somebody is already looking whether the device is stuck.
     suspected: AtomicBool,
     /// Which key a reference meant when it was last read, so that a hit reads no files.
@@ -175,6 +177,7 @@ impl Residency {
             places: Places::new(requests.capacity.saturating_add(requests.queue)),
             clock,
             stuck_after: requests.stuck_after,
+            limits: requests.limits.clone(),
             suspected: AtomicBool::new(false),
             names,
             blocking,
@@ -192,6 +195,10 @@ impl Residency {
 
     pub(crate) fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     pub(crate) fn stuck_after(&self) -> Duration {

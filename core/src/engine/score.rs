@@ -48,6 +48,9 @@ pub(super) async fn run(shared: &Arc<Shared>, request: ScoreRequest) -> Result<S
         return Err(Error::invalid("the completion is empty; give some text"));
     }
     let residency = &shared.residency;
+    request.prompt.check(&RenderOptions::default(), residency.limits())?;
+    residency.limits().check_prompt(&request.completion)?;
+    residency.limits().check_timeout(request.options.timeout)?;
     let place = residency.enter()?;
     let token = request.options.token(shared);
     let link = Link::new(residency, &token);

@@ -18,6 +18,8 @@ pub(crate) enum Verb {
     Generate(Generate),
     /// Log-probabilities of a given completion
     Score(Score),
+    /// Weigh given answers, without sampling
+    Decide(Decide),
     /// Turn texts into vectors
     Embed(Embed),
     /// Order documents by how well they answer a query
@@ -118,6 +120,31 @@ pub(crate) enum Cut {
     Error,
     End,
     Start,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Decide {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// The question, as a conversation of one message
+    #[arg(long)]
+    pub(crate) prompt: String,
+    /// An answer; give several
+    #[arg(long, required = true)]
+    pub(crate) answer: Vec<String>,
+    /// Feed the prompt as it is, without a chat template
+    #[arg(long)]
+    pub(crate) raw: bool,
+    /// How the answers relate: things to choose from, levels from low to high, or yes and no
+    #[arg(long, value_enum, default_value_t = Kind::Choice)]
+    pub(crate) kind: Kind,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum Kind {
+    Choice,
+    Score,
+    Predicate,
 }
 
 #[derive(Debug, Args)]

@@ -9,9 +9,11 @@ use std::process::ExitCode;
 
 use args::{Cli, Common, Verb};
 use clap::Parser;
+use hob::chat_output::ChatFormat;
 use hob::chat_template::{Message, RenderOptions};
 use hob::engine::{
-    EmbedRequest, Engine, EngineOptions, Event, GenerateRequest, Normalize, Prompt, RequestOptions, RerankRequest, ScoreRequest,
+    DecideRequest, Decision, EmbedRequest, Engine, EngineOptions, Event, GenerateRequest, Normalize, Prompt, RequestOptions,
+    RerankRequest, ScoreRequest,
 };
 use hob::model::{FloatType, LoadOptions, PoolingMode};
 use hob::options::{SamplingOptions, Truncate};
@@ -23,6 +25,7 @@ fn main() -> ExitCode {
     let json = match &cli.verb {
         Verb::Generate(args) => args.common.json,
         Verb::Score(args) => args.common.json,
+        Verb::Decide(args) => args.common.json,
         Verb::Embed(args) => args.common.json,
         Verb::Rerank(args) => args.common.json,
         Verb::Tokenize(args) => args.common.json,
@@ -47,6 +50,7 @@ fn run(verb: Verb) -> Result<()> {
     match verb {
         Verb::Generate(args) => generate(args),
         Verb::Score(args) => score(args),
+        Verb::Decide(args) => decide(args),
         Verb::Embed(args) => embed(args),
         Verb::Rerank(args) => rerank(args),
         Verb::Tokenize(args) => tokenize(&args),
@@ -120,6 +124,8 @@ fn generate(args: args::Generate) -> Result<()> {
         (None, None) => return Err(Error::new(ErrorKind::InvalidArgument, "give --prompt or --messages")),
     };
     let mut request = GenerateRequest::new(&args.common.model, prompt);
+    // A reference gives the text whole, reasoning and all.
+    request.format = Some(ChatFormat::default());
     request.max_tokens = args.max_tokens;
     request.sampling = SamplingOptions {
         temperature: args.temperature,
@@ -153,6 +159,8 @@ fn generate(args: args::Generate) -> Result<()> {
                 bar.clear();
                 out.write_all(chunk.text.as_bytes()).and_then(|()| out.flush()).map_err(failed)?;
             }
+            // Nothing is looked for in the text: it is shown as the model wrote it.
+            Event::ToolCall(_) | Event::RejectedCall(_) => {}
             Event::Finished(summary) => {
                 bar.clear();
                 writeln!(out).map_err(failed)?;
@@ -170,6 +178,24 @@ fn score(args: args::Score) -> Result<()> {
     let _bar = output::LoadBar::watch(&engine, args.common.json);
     let score = block_on(engine.score(request))?;
     print(args.common.json, &output::score(&score), || output::score_text(&score))
+}
+
+fn decide(args: args::Decide) -> Result<()> {
+    let answers = args.answer.clone();
+    let request = DecideRequest {
+        prompt: prompt_of(args.prompt, args.raw),
+        decision: match args.kind {
+            args::Kind::Choice => Decision::Choice,
+            args::Kind::Score => Decision::Score,
+            args::Kind::Predicate => Decision::Predicate,
+        },
+        options: request_options(&args.common),
+        ..DecideRequest::choice(&args.common.model, "", args.answer)
+    };
+    let engine = open()?;
+    let _bar = output::LoadBar::watch(&engine, args.common.json);
+    let decided = block_on(engine.decide(request))?;
+    print(args.common.json, &output::decided(&decided), || output::decided_text(&decided, &answers))
 }
 
 fn embed(args: args::Embed) -> Result<()> {

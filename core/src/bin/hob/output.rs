@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use hob::engine::{Embeddings, Engine, Generation, ModelInfo, Ranking, Score, ScoreKind, Summary};
+use hob::engine::{Decided, Embeddings, Engine, Generation, ModelInfo, Ranking, Score, ScoreKind, Summary};
 use hob::pool::{PoolEvent, Received};
 use hob::{Error, block_on};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
@@ -56,6 +56,24 @@ pub(crate) fn summary_text(summary: &Summary) -> String {
         let _ = write!(text, ", seed {seed}");
     }
     let _ = write!(text, ", finish {}]", json!(summary.finish).as_str().unwrap_or_default());
+    text
+}
+
+pub(crate) fn decided(decided: &Decided) -> Value {
+    json!({ "answers": decided.answers, "confidence": decided.confidence, "value": decided.value })
+}
+
+pub(crate) fn decided_text(decided: &Decided, answers: &[String]) -> String {
+    let mut text = String::new();
+    for answer in &decided.answers {
+        let said = answers.get(answer.index).map_or("", String::as_str);
+        let _ = writeln!(text, "{:>8.4}  {:>9.4}  {said}", answer.p, answer.mean_logprob);
+    }
+    match (decided.confidence, decided.value) {
+        (Some(confidence), Some(value)) => _ = write!(text, "level {value:.2}, confidence {confidence:.2}"),
+        (Some(confidence), None) => _ = write!(text, "confidence {confidence:.2}"),
+        _ => {}
+    }
     text
 }
 

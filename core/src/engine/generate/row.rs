@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Chunk, Coalesce, Event, Finish, Shares, Summary};
+use super::{Chunk, Coalesce, Event, Finish, QUEUE, RejectedCall, Shares, Summary, send};
+use crate::chat_output::{ChatEvent, ChatParser};
 use crate::engine::backend::{Chooser, Slot};
 use crate::engine::request::Place;
 use crate::engine::residency::Used;
@@ -19,7 +20,7 @@ use crate::sampler::{Sampler, TokenLogprobs, logprobs};
 use crate::text_stream::{StopMatcher, TextStream};
 
 pub(super) struct Out {
-    pub(super) sender: mpsc::Sender<Result<Event>>,
+    pub(super) sender: mpsc::UnboundedSender<Result<Event>>,
     pub(super) shares: Arc<Shares>,
     /// Its drop tells the watcher of cancels that the row has ended.
     pub(super) _ended: oneshot::Sender<()>,
@@ -46,6 +47,8 @@ pub(super) struct GenerateRow {
     pub(super) at_limit: Ending,
     pub(super) eos: Vec<u32>,
     pub(super) decoder: TextStream,
+    /// Tells reasoning and calls from the answer, where there can be any.
+    pub(super) parser: Option<ChatParser>,
     pub(super) stops: StopMatcher,
     pub(super) stop_index: Option<usize>,
     pub(super) chunk: Chunk,
@@ -95,12 +98,42 @@ impl GenerateRow {
         self.out.as_ref()
     }
 
-    /// Passes text through the stop strings into the chunk; true when one was found.
+    /// Passes text through the stop strings and on; true when one was found.
     fn add_text(&mut self, text: &str) -> bool {
         let step = self.stops.push(text);
-        self.chunk.text.push_str(&step.text);
+        self.read(&step.text);
         self.stop_index = step.stop;
         step.stop.is_some()
+    }
+
+    /// Takes text that is the answer's for sure.
+    fn read(&mut self, text: &str) {
+        match &mut self.parser {
+            None => self.chunk.text.push_str(text),
+            Some(parser) => {
+                let events = parser.push(text);
+                self.take_events(events);
+            }
+        }
+    }
+
+    fn take_events(&mut self, events: Vec<ChatEvent>) {
+        for event in events {
+            match event {
+                ChatEvent::Text(text) => self.chunk.text.push_str(&text),
+                ChatEvent::Reasoning(text) => self.chunk.reasoning.push_str(&text),
+                ChatEvent::ToolCall(call) => self.send(Event::ToolCall(call)),
+                ChatEvent::RejectedToolCall { raw, reason } => self.send(Event::RejectedCall(RejectedCall { raw, reason })),
+            }
+        }
+    }
+
+    /// Sends an event after the text before it.
+    fn send(&mut self, event: Event) {
+        self.send_chunk();
+        if let Some(out) = &self.out {
+            send(&out.sender, &out.shares, Ok(event));
+        }
     }
 
     /// Whether the chunk goes out now.
@@ -116,8 +149,7 @@ impl GenerateRow {
         if chunk != Chunk::default()
             && let Some(out) = &self.out
         {
-            // Room was checked before the step; a reader that has gone is seen at the next one.
-            let _ = out.sender.try_send(Ok(Event::Chunk(chunk)));
+            send(&out.sender, &out.shares, Ok(Event::Chunk(chunk)));
         }
     }
 
@@ -147,7 +179,7 @@ impl Drop for GenerateRow {
     fn drop(&mut self) {
         self.held = None;
         if let Some(out) = self.out.take() {
-            let _ = out.sender.try_send(Err(Error::internal("the generation ended without a result")));
+            send(&out.sender, &out.shares, Err(Error::internal("the generation ended without a result")));
         }
     }
 }
@@ -189,19 +221,21 @@ impl Request for GenerateRow {
                 let rest = self.decoder.finish()?.unwrap_or_default();
                 if !self.add_text(&rest) {
                     let held = self.stops.finish().unwrap_or_default();
-                    self.chunk.text.push_str(&held);
+                    self.read(&held);
                 }
             }
+            if let Some(mut parser) = self.parser.take() {
+                let events = parser.finish();
+                self.take_events(events);
+            }
+            self.send_chunk();
             Ok(Event::Finished(self.summary(finish)))
         });
         // The use ends before the terminal event is delivered (invariant 7).
         self.held = None;
-        let Some(out) = self.out.take() else { return };
-        let chunk = std::mem::take(&mut self.chunk);
-        if event.is_ok() && chunk != Chunk::default() {
-            let _ = out.sender.try_send(Ok(Event::Chunk(chunk)));
+        if let Some(out) = self.out.take() {
+            send(&out.sender, &out.shares, event);
         }
-        let _ = out.sender.try_send(event);
     }
 }
 
@@ -220,12 +254,13 @@ impl Generating for GenerateRow {
 
     fn has_room(&self) -> bool {
         let Some(out) = self.out() else { return true };
-        if out.sender.capacity() > 1 {
+        let has_room = || out.shares.queued.load(Ordering::SeqCst) < QUEUE;
+        if has_room() {
             return true;
         }
         // Said before looking again, so that a reader between the two looks sees it.
-        out.shares.stalled.store(true, Ordering::Release);
-        out.sender.capacity() > 1
+        out.shares.stalled.store(true, Ordering::SeqCst);
+        has_room()
     }
 
     fn may_join(&self, tokens: usize) -> bool {
