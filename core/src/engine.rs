@@ -79,7 +79,7 @@ pub struct EngineOptions {
     /// Bytes of computed prompts kept for later ones, over all models and within the budget; 0 keeps none. The default is 512 MiB.
     pub prompt_cache_bytes: u64,
     /// How long the device may stay at one piece of work after a request that waits for it was given up, before it counts as stuck
-    /// and new requests are refused until it comes back; the default is 5 s.
+    /// and new requests are refused until it comes back. The default is 30 s: a GPU may compile kernels at their first use.
     pub stuck_after: Duration,
     /// How long [`Engine::close`] waits for running work; the default is 120 s.
     pub close_timeout: Duration,
@@ -101,7 +101,7 @@ impl Default for EngineOptions {
             capacity: 8,
             queue: 64,
             prompt_cache_bytes: 512 << 20,
-            stuck_after: Duration::from_secs(5),
+            stuck_after: Duration::from_secs(30),
             close_timeout: Duration::from_secs(120),
             limits: Limits::default(),
             clock: None,

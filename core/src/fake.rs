@@ -106,6 +106,7 @@ impl FakeModel {
             prompts: [("query".to_owned(), "query: ".to_owned())].into(),
             default_prompt: None,
             score_head: ScoreHead::Sigmoid,
+            manifest: None,
             source: SpecSource::Fake(self.clone()),
         }
     }

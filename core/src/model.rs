@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -17,10 +18,12 @@ pub use crate::weights::FloatType;
 use crate::weights::{Layout, Survey};
 
 pub(crate) mod config;
+mod manifest;
 mod pooling;
 
 use config::{BertConfig, DecoderConfig, DecoderDefaults, Fields, labels_of};
 pub(crate) use pooling::Pooling;
+pub use manifest::Manifest;
 pub use pooling::PoolingMode;
 
 /// What a model is for.
@@ -58,6 +61,24 @@ pub struct LoadOptions {
     pub dequantize: Option<bool>,
     /// How token states become one vector; `None` asks the files.
     pub pooling: Option<PoolingMode>,
+    /// What the files must be; checked before they are loaded, and reported with results. A model that is resident already is
+    /// served only if it was checked against the same list.
+    pub manifest: Option<Arc<Manifest>>,
+}
+
+/// Where a result comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Provenance {
+    /// The model's canonical path.
+    pub model: String,
+    /// `model_type`.
+    pub family: String,
+    /// The stored quantisation, if any.
+    pub quantization: Option<String>,
+    /// [`Manifest::digest`] of the list the files were checked against, if they were.
+    pub manifest: Option<String>,
+    /// Hob's version, the device's kind and its runtime's version.
+    pub runtime: String,
 }
 
 /// What a model will take, in bytes, before it is loaded.
@@ -262,6 +283,8 @@ pub(crate) struct ModelSpec {
     pub(crate) prompts: BTreeMap<String, String>,
     pub(crate) default_prompt: Option<String>,
     pub(crate) score_head: ScoreHead,
+    /// What the files must be.
+    pub(crate) manifest: Option<Arc<Manifest>>,
     pub(crate) source: SpecSource,
 }
 
@@ -269,9 +292,21 @@ impl ModelSpec {
     /// Reads a model's configuration and headers. `on_cpu` decides what [`LoadOptions`] leave open.
     pub(crate) fn read(reference: &str, options: &LoadOptions, on_cpu: bool) -> Result<Self> {
         let location = Location::resolve(reference)?;
-        match &location {
+        let spec = match &location {
             Location::Directory(dir) => Self::read_directory(dir, location.clone(), options, on_cpu),
             Location::Gguf(path) => Self::read_gguf(&GgufHeader::open(path)?, location.clone(), options, on_cpu),
+        };
+        spec.map(|spec| Self { manifest: options.manifest.clone(), ..spec })
+    }
+
+    /// Checks the files against the manifest, if there is one; `check` may stop it. Reads whole files.
+    pub(crate) fn check_files(&self, check: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        match (&self.manifest, &self.source) {
+            (Some(manifest), SpecSource::Files(files)) => {
+                let (Location::Directory(path) | Location::Gguf(path)) = &files.location;
+                manifest.check(path, check)
+            }
+            _ => Ok(()),
         }
     }
 
@@ -369,6 +404,7 @@ impl ModelSpec {
             prompts: prompts.named,
             default_prompt: prompts.default,
             score_head,
+            manifest: None,
             source: SpecSource::Files(Box::new(FilesSource { location, survey, layout, graph, pooling })),
         })
     }
@@ -402,6 +438,7 @@ impl ModelSpec {
             prompts: BTreeMap::new(),
             default_prompt: None,
             score_head: ScoreHead::Sigmoid,
+            manifest: None,
             source: SpecSource::Files(Box::new(FilesSource { location, survey, layout, graph, pooling: Pooling::default() })),
         })
     }

@@ -15,7 +15,7 @@ use super::residency::Purpose;
 use super::{RequestOptions, Shared, Timings, scoring};
 use crate::chat_template::{Content, Message, RenderOptions};
 use crate::error::{Error, Result};
-use crate::model::Text;
+use crate::model::{Provenance, Text};
 use crate::options::Limits;
 use crate::tokenizer::EncodeOptions;
 
@@ -110,7 +110,7 @@ pub struct Answer {
 }
 
 /// What a model decided.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Decided {
     /// The answers in the order given.
     pub answers: Vec<Answer>,
@@ -122,6 +122,8 @@ pub struct Decided {
     pub prompt_tokens: usize,
     /// Time by phase; `prefill_s` is the computation.
     pub timings: Timings,
+    /// Which model computed it.
+    pub provenance: Arc<Provenance>,
 }
 
 impl Decided {
@@ -158,14 +160,14 @@ pub(super) async fn run(shared: &Arc<Shared>, request: DecideRequest) -> Result<
             Ok((used, prompt, answers))
         })
         .await?;
-    let load = used.load;
+    let (load, provenance) = (used.load, Arc::clone(&used.model.provenance));
     let queue = began.elapsed().saturating_sub(load.unwrap_or_default());
     let computing = Instant::now();
     let prompt_tokens = prompt.len() + answers.iter().map(Vec::len).sum::<usize>();
     let scores = scoring::compute(&link, (used, place), prompt, answers).await?;
     let (answers, confidence, value) = weigh(&scores.iter().map(|scores| scoring::mean(scores)).collect::<Vec<_>>(), decision);
     let timings = Timings::of_batches(began, queue, load, computing);
-    Ok(Decided { answers, confidence, value, prompt_tokens, timings })
+    Ok(Decided { answers, confidence, value, prompt_tokens, timings, provenance })
 }
 
 /// The prompt, and each answer with what ends the turn.

@@ -11,7 +11,7 @@ use super::work::Encoding;
 use super::{RequestOptions, Shared, Timings, texts};
 use crate::cancel::CancelToken;
 use crate::error::{Error, Result};
-use crate::model::ModelSpec;
+use crate::model::{ModelSpec, Provenance};
 use crate::options::Truncate;
 use crate::tokenizer;
 
@@ -77,6 +77,8 @@ pub struct Embeddings {
     pub dropped_tokens: usize,
     /// Time by phase; `prefill_s` is the computation.
     pub timings: Timings,
+    /// Which model computed it.
+    pub provenance: Arc<Provenance>,
 }
 
 impl Embeddings {
@@ -111,7 +113,7 @@ pub(super) async fn run(shared: &Arc<Shared>, request: EmbedRequest) -> Result<E
             Ok((used, encodings))
         })
         .await?;
-    let (spec, load) = (Arc::clone(&used.model.spec), used.load);
+    let (spec, provenance, load) = (Arc::clone(&used.model.spec), Arc::clone(&used.model.provenance), used.load);
     let queue = began.elapsed().saturating_sub(load.unwrap_or_default());
     let computing = Instant::now();
     let prompt_tokens = encodings.iter().map(tokenizer::Encoding::len).sum();
@@ -134,7 +136,7 @@ pub(super) async fn run(shared: &Arc<Shared>, request: EmbedRequest) -> Result<E
         }
     }
     let timings = Timings::of_batches(began, queue, load, computing);
-    Ok(Embeddings { data: vectors.concat(), dimensions, pooling: spec.pooling_name(), prompt_tokens, dropped_tokens, timings })
+    Ok(Embeddings { data: vectors.concat(), dimensions, pooling: spec.pooling_name(), prompt_tokens, dropped_tokens, timings, provenance })
 }
 
 fn prompt_of(spec: &ModelSpec, name: Option<&str>) -> Result<String> {

@@ -21,7 +21,7 @@ use crate::cancel::{CancelReason, CancelToken};
 use crate::chat_output::{ChatFormat, ChatParser, ParserOptions, RejectReason};
 use crate::chat_template::{Message, RenderOptions, ToolCall};
 use crate::error::{Error, ErrorKind, Result};
-use crate::model::Text;
+use crate::model::{Provenance, Text};
 use crate::options::{Limits, SamplingOptions, Truncate};
 use crate::sampler::{Sampler, TokenLogprobs};
 use crate::text_stream::{StopMatcher, TextStream};
@@ -185,6 +185,8 @@ pub struct Summary {
     pub seed: Option<u64>,
     /// Time by phase.
     pub timings: Timings,
+    /// Which model answered; `None` when the request ended before it had one.
+    pub provenance: Option<Arc<Provenance>>,
 }
 
 /// What began as a call of a tool and is none that could be made.
@@ -405,6 +407,7 @@ impl Summary {
             completion_tokens: 0,
             seed: None,
             timings: Timings { total_s: began.elapsed().as_secs_f64(), ..Timings::default() },
+            provenance: None,
         }
     }
 }

@@ -11,8 +11,10 @@ use super::scheduler::Id;
 use crate::cancel::{CancelReason, CancelToken};
 use crate::error::{Error, ErrorKind, Result};
 
-/// How long a request whose time is up waits for the device to let go of it before the caller hears of it all the same.
+/// How long a request that is over waits for the device to let go of it, before its caller hears of it all the same: little when its
+/// time is up, longer when it was cancelled, for then nothing presses.
 const TIMEOUT_GRACE: Duration = Duration::from_millis(100);
+const CANCEL_GRACE: Duration = Duration::from_secs(5);
 
 /// A request's place among those the engine has taken on; dropping it frees the place.
 pub(crate) struct Place {
@@ -91,9 +93,8 @@ impl Link {
 
     /// Completes when the caller must not wait for the device any longer, with what it is told:
     /// - the device is stuck and has not begun the request: at once;
-    /// - the request was cancelled and the device does not come back: after the engine's bound, and the device counts as stuck;
-    /// - the request's time is up: after a moment in which the device usually comes back; if it does not, the bound decides
-    ///   whether it counts as stuck while nobody waits.
+    /// - the request is over and the device does not come back to it in the grace it has; the device is then watched, and counts as
+    ///   stuck if it does not move for the engine's bound.
     ///
     /// Else the device ends the request before its next unit, and its answer comes first.
     pub(crate) async fn given_up(&self) -> Error {
@@ -113,15 +114,12 @@ impl Link {
             }
         }
         device.wake();
-        let (clock, bound) = (self.residency.clock(), self.residency.stuck_after());
-        if self.token.reason() == Some(CancelReason::Timeout) {
-            if let Some(until) = clock.now().checked_add(TIMEOUT_GRACE) {
-                clock.sleep_until(until).await;
-            }
-            self.residency.suspect();
-        } else {
-            while !device.observe(&**clock, bound).await {}
+        let clock = self.residency.clock();
+        let grace = if self.token.reason() == Some(CancelReason::Timeout) { TIMEOUT_GRACE } else { CANCEL_GRACE };
+        if let Some(until) = clock.now().checked_add(grace) {
+            clock.sleep_until(until).await;
         }
+        self.residency.suspect();
         self.interrupted()
     }
 }

@@ -12,7 +12,7 @@ use super::work::Encoding;
 use super::{RequestOptions, Shared, Timings, texts};
 use crate::cancel::CancelToken;
 use crate::error::{Error, Result};
-use crate::model::{ModelKind, ScoreHead};
+use crate::model::{ModelKind, Provenance, ScoreHead};
 use crate::options::Truncate;
 use crate::tokenizer::{self, PairTruncation};
 
@@ -109,6 +109,8 @@ pub struct Ranking {
     pub dropped_tokens: usize,
     /// Time by phase; `prefill_s` is the computation.
     pub timings: Timings,
+    /// Which model computed it.
+    pub provenance: Arc<Provenance>,
 }
 
 pub(super) async fn run(shared: &Arc<Shared>, request: RerankRequest) -> Result<Ranking> {
@@ -128,7 +130,7 @@ pub(super) async fn run(shared: &Arc<Shared>, request: RerankRequest) -> Result<
             Ok((used, encodings))
         })
         .await?;
-    let (spec, load) = (Arc::clone(&used.model.spec), used.load);
+    let (spec, provenance, load) = (Arc::clone(&used.model.spec), Arc::clone(&used.model.provenance), used.load);
     let queue = began.elapsed().saturating_sub(load.unwrap_or_default());
     let computing = Instant::now();
     let prompt_tokens = encodings.iter().map(tokenizer::Encoding::len).sum();
@@ -148,7 +150,7 @@ pub(super) async fn run(shared: &Arc<Shared>, request: RerankRequest) -> Result<
     };
     order(&mut results, request.top_n, request.unsorted);
     let timings = Timings::of_batches(began, queue, load, computing);
-    Ok(Ranking { results, score_kind, prompt_tokens, dropped_tokens, timings })
+    Ok(Ranking { results, score_kind, prompt_tokens, dropped_tokens, timings, provenance })
 }
 
 /// What the device is given: pairs for a cross-encoder; for an embedder the query, then the documents, each with its own prompt

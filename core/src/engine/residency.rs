@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use super::backend::Slot;
+use super::backend::{DeviceInfo, Slot};
 use super::limits::Share;
 use super::request::{Place, Places, unavailable};
 use super::thread::DeviceThread;
@@ -22,7 +22,7 @@ use crate::cancel::CancelToken;
 use crate::clock::{BoxFuture, Clock, SystemClock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fake::FakeDevice;
-use crate::model::{LoadOptions, ModelKind, ModelSpec, Text};
+use crate::model::{LoadOptions, ModelKind, ModelSpec, Provenance, Text};
 use crate::options::Limits;
 use crate::pool::{Admission, Key, Lease, Load, LoadContext, Loaded, Origin, Pool, PoolOptions, Release, Runtime, Token, unblock};
 
@@ -30,6 +30,7 @@ use crate::pool::{Admission, Key, Lease, Load, LoadContext, Loaded, Origin, Pool
 pub(crate) struct Model {
     pub(crate) spec: Arc<ModelSpec>,
     pub(crate) text: Text,
+    pub(crate) provenance: Arc<Provenance>,
     pub(crate) slot: Slot,
     /// Bytes of the weights, measured.
     weights: u64,
@@ -107,6 +108,17 @@ impl Purpose {
         }
         let kinds: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
         Err(Error::unsupported(format!("{} is of kind {}; {verb} needs: {}", spec.id, spec.kind.name(), kinds.join(" or "))))
+    }
+}
+
+/// A model that somebody loaded unchecked, or checked against another list, is not the one this request asked for.
+fn check_manifest(resident: &ModelSpec, options: &RequestOptions) -> Result<()> {
+    match &options.load.manifest {
+        Some(wanted) if resident.manifest.as_ref() != Some(wanted) => Err(Error::invalid(format!(
+            "{} is resident and was not checked against this manifest; evict it first, or load it with the manifest from the start",
+            resident.id
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -201,10 +213,6 @@ impl Residency {
         &self.limits
     }
 
-    pub(crate) fn stuck_after(&self) -> Duration {
-        self.stuck_after
-    }
-
     /// Requests taken on and not over.
     pub(crate) fn requests(&self) -> usize {
         self.places.taken()
@@ -272,7 +280,7 @@ impl Residency {
 
     pub(crate) fn read_spec(&self, model: &str, options: &LoadOptions) -> Result<ModelSpec> {
         match &self.fake {
-            Some(fake) => fake.find(model),
+            Some(fake) => fake.find(model).map(|spec| ModelSpec { manifest: options.manifest.clone(), ..spec }),
             None => ModelSpec::read(model, options, self.device.device().kind == "cpu"),
         }
     }
@@ -311,6 +319,7 @@ impl Residency {
         if let Some(key) = known {
             if let Some(resident) = self.resident(&key) {
                 purpose.check(&resident)?;
+                check_manifest(&resident, options)?;
             }
             if let Some(used) = self.hit(&key, options) {
                 return Ok(used);
@@ -322,10 +331,12 @@ impl Residency {
         // A lease whose entry was let go before we could take the model from the table is no hit (P21): ask again. Each round
         // needs a forced evict between two steps of ours, so a few rounds are plenty.
         for _ in 0..8 {
-            if let Some(used) = self.hit(&key, options) {
-                return Ok(used);
-            }
-            if let Some(used) = self.admit(&spec, options, token).await? {
+            let used = match self.hit(&key, options) {
+                Some(used) => Some(used),
+                None => self.admit(&spec, options, token).await?,
+            };
+            if let Some(used) = used {
+                check_manifest(&used.model.spec, options)?;
                 return Ok(used);
             }
         }
@@ -460,6 +471,16 @@ impl Residency {
     }
 }
 
+fn provenance(spec: &ModelSpec, device: &DeviceInfo) -> Arc<Provenance> {
+    Arc::new(Provenance {
+        model: spec.id.clone(),
+        family: spec.family.clone(),
+        quantization: spec.quantization.clone(),
+        manifest: spec.manifest.as_ref().map(|manifest| manifest.digest().to_owned()),
+        runtime: format!("hob {}, {} {}", env!("CARGO_PKG_VERSION"), device.kind, device.version),
+    })
+}
+
 /// The load the pool runs once there is room: text side here, weights on the device, then the table.
 async fn load(
     residency: Weak<Residency>,
@@ -471,7 +492,12 @@ async fn load(
     context: LoadContext,
 ) -> Result<Loaded> {
     let reader = Arc::clone(&spec);
-    let text = unblock(move || Text::read(&reader)).await?;
+    let cancel = context.cancel.clone();
+    let text = unblock(move || {
+        reader.check_files(&mut || cancel.check())?;
+        Text::read(&reader)
+    })
+    .await?;
     let estimate = spec.estimate;
     let owner = device.clone();
     // The model is made where it is loaded: should nobody take the answer, its drop gives the memory back.
@@ -490,7 +516,7 @@ async fn load(
             limits.lock().loaded(made.map(|loaded| (loaded.slot, loaded.weight_bytes)), &mut **bench);
             let loaded = loaded.unwrap_or_else(|panic| resume_unwind(panic))?;
             let (slot, weights, token) = (loaded.slot, loaded.weight_bytes, context.token);
-            let model = Arc::new(Model { spec, text, slot, weights, token, owner: residency, device: owner, drain });
+            let model = Arc::new(Model { provenance: provenance(&spec, owner.device()), spec, text, slot, weights, token, owner: residency, device: owner, drain });
             // A cancel that came with the last report still counts (hazard D9).
             context.cancel.check()?;
             *own.lock() = Some(Arc::clone(&model));

@@ -37,8 +37,10 @@ pub(crate) trait Request: Send {
 pub(crate) trait Generating: Request + Chooser {
     /// Tokens of the prompt.
     fn prompt_tokens(&self) -> usize;
-    /// The prompt's token ids, given once, and whether kept prompts may serve it.
-    fn take_prompt(&mut self) -> (Vec<u32>, bool);
+    /// The prompt's token ids, given once.
+    fn take_prompt(&mut self) -> Vec<u32>;
+    /// Whether kept prompts may serve it, and its own may be kept.
+    fn keeps_prompt(&self) -> bool;
     /// So many tokens of the prompt need not be computed.
     fn on_cached(&mut self, tokens: usize);
     /// Whether the reader has room; a row without it is passed over and keeps its place.
@@ -243,8 +245,7 @@ impl Work {
             let row = match *row {
                 Some(row) => row,
                 None => {
-                    let (prompt, reuse) = task.take_prompt();
-                    let (begun, cached) = backend.begin(slot, prompt, reuse)?;
+                    let (begun, cached) = backend.begin(slot, task.take_prompt(), task.keeps_prompt())?;
                     *row = Some(begun);
                     task.on_cached(cached);
                     begun
@@ -350,7 +351,7 @@ impl Work {
         let slot = active.task.request().slot();
         if let Some(row) = active.row {
             // What a failed row computed is not to be trusted.
-            let keep = ending.is_ok();
+            let keep = ending.is_ok() && matches!(&active.task, Task::Generate(task) if task.keeps_prompt());
             let _ = catch_unwind(AssertUnwindSafe(|| backend.end(row, keep)));
             self.settle(backend, slot);
         }

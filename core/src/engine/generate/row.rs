@@ -170,6 +170,7 @@ impl GenerateRow {
                 decode_s: seconds(self.first, self.last).filter(|_| self.produced > 1),
                 total_s: self.began.elapsed().as_secs_f64(),
             },
+            provenance: self.held.as_ref().map(|(used, _)| Arc::clone(&used.model.provenance)),
         }
     }
 }
@@ -244,8 +245,12 @@ impl Generating for GenerateRow {
         self.prompt.len()
     }
 
-    fn take_prompt(&mut self) -> (Vec<u32>, bool) {
-        (std::mem::take(&mut self.prompt), self.reuse)
+    fn take_prompt(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.prompt)
+    }
+
+    fn keeps_prompt(&self) -> bool {
+        self.reuse
     }
 
     fn on_cached(&mut self, tokens: usize) {
