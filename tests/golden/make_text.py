@@ -415,7 +415,7 @@ TOOL_CONVERSATIONS = [
 
 
 def tool_conversations(tokenizer):
-    # Newer versions hide a null from the template. Many templates ask for it, so Hob gives it, as older versions did.
+    # This version hides a null from the template. Many templates ask for it, so Hob gives it, as older versions did.
     import transformers.tokenization_utils_base as base
     base._normalize_chat_messages = lambda messages: [dict(message) for message in messages]
     for name, template in TOOL_TEMPLATES.items():
