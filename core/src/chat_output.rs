@@ -267,8 +267,14 @@ impl ChatParser {
                     return;
                 }
                 self.after_mark = false;
-                self.held.push(letter);
-                self.settle();
+                // Nearly every letter is this one's case: nothing is held, and no mark begins with it.
+                let free = self.held.is_empty() && letter != '\n' && !self.marks.iter().any(|(text, _)| text.starts_with(letter));
+                if free {
+                    self.say(letter.encode_utf8(&mut [0; 4]));
+                } else {
+                    self.held.push(letter);
+                    self.settle();
+                }
             }
         }
     }

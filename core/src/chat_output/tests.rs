@@ -355,40 +355,41 @@ fn ids_are_new_and_please_every_template() {
 
 #[test]
 fn hostile_answers_cost_no_more_than_their_length() {
-    let start = std::time::Instant::now();
-    for unit in [
-        "\n",
-        "<",
-        "<tool_call>",
-        "<tool_call>{\"",
-        "<tool_call>{\\\"</tool_call>",
-        "<tool_call> ",
-        "<tool_call>{}",
-        "</parameter>",
-        "{",
-        "{ ",
-        "[TOOL_CALLS]",
-        "[TOOL_CALLS][",
-        "[TOOL_CALLS]a",
-        "[TOOL_CALLS]a[",
-        "<|python_tag|>",
-        "<think>",
-        ";",
+    let xml = "<tool_call><function=now><parameter=a>";
+    for (tools, head, unit) in [
+        (Hermes, "", "\n"),
+        (Hermes, "", "<"),
+        (Hermes, "", "<tool_call>"),
+        (Hermes, "", "<tool_call>{\\\"</tool_call>"),
+        (Hermes, "", "<tool_call>{}"),
+        (Hermes, "<tool_call>", " "),
+        (Hermes, "<tool_call>{}", " "),
+        (Hermes, "<tool_call>{\"", "</tool_call>"),
+        (Hermes, xml, "<parameter="),
+        (Hermes, xml, "</tool_call>"),
+        (Hermes, "<think>", "</think"),
+        (Llama3, "", "{ "),
+        (Llama3, "{", " "),
+        (Llama3, "{\"type\":", "{"),
+        (Llama3, "{\"name\": \"now\", \"parameters\": {}}", ";"),
+        (Llama3, "", "<|python_tag|>"),
+        (Llama3, "<|python_tag|>", " "),
+        (MistralFormat, "", "[TOOL_CALLS]"),
+        (MistralFormat, "", "[TOOL_CALLS]a["),
+        (MistralFormat, "[TOOL_CALLS]", " "),
+        (MistralFormat, "[TOOL_CALLS]", "a"),
+        (MistralFormat, "[TOOL_CALLS]a[CALL_ID]", "a"),
+        (MistralFormat, "[TOOL_CALLS]a[ARGS]", " "),
     ] {
-        for head in
-            ["", "<tool_call>", "<tool_call><function=now><parameter=a>", "{\"name\": \"now\", \"parameters\": {}}", "{\"type\":"]
-        {
-            let answer = format!("{head}{}", unit.repeat(300_000 / unit.len()));
-            for tools in [Hermes, Llama3, MistralFormat] {
-                let mut parser = ChatParser::new(&format(tools), &options()).unwrap();
-                parser.push(&answer);
-                parser.finish();
-                assert_eq!(parser.accounted.len(), answer.len());
-            }
-        }
+        let start = std::time::Instant::now();
+        let answer = format!("{head}{}", unit.repeat(300_000 / unit.len()));
+        let mut parser = ChatParser::new(&format(tools), &options()).unwrap();
+        parser.push(&answer);
+        parser.finish();
+        assert_eq!(parser.accounted.len(), answer.len());
+        // It takes some 50 ms; work that grows with the square would take a minute on a quiet machine.
+        assert!(start.elapsed().as_secs() < 20, "{unit}: {:?}", start.elapsed());
     }
-    // 255 answers of 300 kB; quadratic work would take hours.
-    assert!(start.elapsed().as_secs() < 120, "{:?}", start.elapsed());
 }
 
 const PIECES: [&str; 44] = [
