@@ -143,6 +143,7 @@ impl Demo {
                         summary.timings.load_s.map_or("resident already".to_owned(), |load| format!("loaded in {load:.1} s"));
                     println!("\n   ({} new tokens, {load})", summary.completion_tokens);
                 }
+                Event::ToolCall(_) | Event::RejectedCall(_) => {}
             }
         }
         Ok(())

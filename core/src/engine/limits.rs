@@ -155,7 +155,7 @@ impl Share {
             leave(&mut limits.lock(), id, &mut **backend);
             Ok(())
         });
-        // An error says that the thread is gone, and it restored everything on its way.
+        // The thread lives as long as this handle of it does.
         let _ = ended.await;
     }
 }
