@@ -143,6 +143,23 @@ fn a_waiter_is_served_at_the_end_of_a_use_that_was_lent_before_it_came() {
 }
 
 #[test]
+fn a_waiter_is_served_at_the_end_of_a_use_that_began_while_it_waited() {
+    let rig = Rig::new(10);
+    rig.resident(&chat("a"), 6);
+    let first = rig.pool.begin_use(&chat("a")).unwrap();
+    let waiting = rig.admit(Admission::new(embedder("b"), 7));
+    rig.run();
+    let second = rig.pool.begin_use(&chat("a")).unwrap();
+    let third = rig.pool.begin_use(&chat("a")).unwrap();
+    for lease in [first, third, second] {
+        assert!(!waiting.is_done());
+        drop(lease);
+        rig.exec.run();
+    }
+    waiting.done().unwrap();
+}
+
+#[test]
 fn p13_an_end_too_many_is_told_whether_lent_or_not() {
     let rig = Rig::new(10);
     rig.resident(&chat("a"), 5);
