@@ -214,3 +214,16 @@ fn a_use_with_a_policy_of_its_own_does_not_keep_the_next_one_from_unloading_imme
     drop(second);
     assert!(rig.pool.peek(&chat("a")).is_none());
 }
+
+#[test]
+fn a_use_with_a_policy_of_its_own_is_counted_with_those_that_are_open() {
+    let rig = Rig::new(10);
+    rig.resident(&chat("a"), 5);
+    let plain = rig.pool.begin_use(&chat("a")).unwrap();
+    let own = rig.pool.begin_use_with(&chat("a"), IdlePolicy::AfterSeconds(40)).unwrap();
+    drop(plain);
+    assert_eq!(rig.status().entry(&chat("a")).unwrap().uses, 1);
+    drop(own);
+    let status = rig.status();
+    assert_eq!((status.entry(&chat("a")).unwrap().uses, status.counters.unbalanced_ends), (0, 0));
+}
