@@ -143,6 +143,23 @@ fn a_waiter_is_served_at_the_end_of_a_use_that_was_lent_before_it_came() {
 }
 
 #[test]
+fn a_waiter_is_served_at_the_end_of_a_use_that_began_while_it_waited() {
+    let rig = Rig::new(10);
+    rig.resident(&chat("a"), 6);
+    let first = rig.pool.begin_use(&chat("a")).unwrap();
+    let waiting = rig.admit(Admission::new(embedder("b"), 7));
+    rig.run();
+    let second = rig.pool.begin_use(&chat("a")).unwrap();
+    let third = rig.pool.begin_use(&chat("a")).unwrap();
+    for lease in [first, third, second] {
+        assert!(!waiting.is_done());
+        drop(lease);
+        rig.exec.run();
+    }
+    waiting.done().unwrap();
+}
+
+#[test]
 fn p13_an_end_too_many_is_told_whether_lent_or_not() {
     let rig = Rig::new(10);
     rig.resident(&chat("a"), 5);
@@ -196,4 +213,17 @@ fn a_use_with_a_policy_of_its_own_does_not_keep_the_next_one_from_unloading_imme
     drop(first);
     drop(second);
     assert!(rig.pool.peek(&chat("a")).is_none());
+}
+
+#[test]
+fn a_use_with_a_policy_of_its_own_is_counted_with_those_that_are_open() {
+    let rig = Rig::new(10);
+    rig.resident(&chat("a"), 5);
+    let plain = rig.pool.begin_use(&chat("a")).unwrap();
+    let own = rig.pool.begin_use_with(&chat("a"), IdlePolicy::AfterSeconds(40)).unwrap();
+    drop(plain);
+    assert_eq!(rig.status().entry(&chat("a")).unwrap().uses, 1);
+    drop(own);
+    let status = rig.status();
+    assert_eq!((status.entry(&chat("a")).unwrap().uses, status.counters.unbalanced_ends), (0, 0));
 }

@@ -4,8 +4,10 @@
 #![allow(clippy::unwrap_used)]
 
 mod pool_support;
-use hob::pool::{Admission, EntryState, Evicted, Key, NoRoom, Token};
-use hob::{ErrorKind, Result};
+use std::sync::Arc;
+
+use hob::pool::{Admission, EntryState, Evicted, Key, LoadContext, Loaded, NoRoom, Token};
+use hob::{BoxFuture, ErrorKind, Result};
 use pool_support::*;
 
 fn evict(rig: &Rig, key: &Key, force: bool) -> Pending<Result<Evicted>> {
@@ -374,4 +376,22 @@ fn an_evict_whose_future_is_dropped_goes_on() {
     rig.run();
     assert!(rig.keys().is_empty());
     assert_eq!(rig.log().last().unwrap(), "drain");
+}
+
+#[test]
+fn p15_forgetting_drops_the_release_action_at_once_under_a_lease_too() {
+    // The owner has let go; what the action captured must not wait for somebody's stream to end.
+    let rig = Rig::new(10);
+    let captured = Arc::new(());
+    let kept = Arc::downgrade(&captured);
+    let load = |_: LoadContext| -> BoxFuture<'static, Result<Loaded>> { Box::pin(async { Ok(Loaded::unmeasured()) }) };
+    let release = move |_| -> BoxFuture<'static, Result<()>> {
+        drop(captured);
+        Box::pin(async { Ok(()) })
+    };
+    let lease = rig.exec.start(rig.pool.acquire(Admission::new(chat("a"), 5), load, release)).done().unwrap();
+    assert!(kept.upgrade().is_some());
+    assert_eq!(rig.pool.forget(&chat("a")), Some(5));
+    assert!(kept.upgrade().is_none());
+    drop(lease);
 }

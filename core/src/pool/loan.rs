@@ -61,14 +61,15 @@ impl Loan {
     #[inline]
     pub(crate) fn end(&self, stamp: impl FnOnce() -> (u64, u64)) -> bool {
         let mut word = self.word.load(Ordering::Relaxed);
-        if word & LENT == 0 || open(word) == 0 {
+        // A word that is not lent is 0.
+        if open(word) == 0 {
             return false;
         }
         // Before the count goes down, so that whoever recalls a count of 0 sees the time of its end too.
         let (nanos, order) = stamp();
         self.nanos.fetch_max(nanos, Ordering::Relaxed);
         self.order.fetch_max(order, Ordering::Relaxed);
-        while word & LENT != 0 && open(word) > 0 {
+        while open(word) > 0 {
             match self.word.compare_exchange_weak(word, word - 1, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(found) => word = found,
