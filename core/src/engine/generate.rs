@@ -514,8 +514,9 @@ fn read_prompt(
     };
     let template = text.template()?;
     let rendered = template.encode(messages, render)?;
-    let format = format.unwrap_or_else(|| ChatFormat::detect(template.text()));
-    let tools = render.tools.is_some() && format.tools.is_some();
+    let format = format.unwrap_or_else(|| template.format());
+    let given = render.tools.as_ref().and_then(serde_json::Value::as_array).is_some_and(|tools| !tools.is_empty());
+    let tools = given && format.tools.is_some();
     if !tools && format.reasoning.is_none() {
         return Ok(Read { ids: rendered.encoding.ids, parser: None, decoder: text.tokenizer.stream(true) });
     }
