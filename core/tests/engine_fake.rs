@@ -64,6 +64,7 @@ fn a_stream_yields_chunks_then_exactly_one_terminal_event() {
                 assert_eq!((summary.finish, summary.completion_tokens), (Finish::Stop, 6));
                 assert!(summary.timings.load_s.is_some());
             }
+            other => panic!("{other:?}"),
         }
     }
     assert_eq!((text.as_str(), ends), ("Hello!", 1));
@@ -127,6 +128,7 @@ fn a_stop_string_across_tokens_leaks_nothing() {
                 assert_eq!((summary.finish, summary.stop_index), (Finish::Stop, Some(1)));
                 break;
             }
+            other => panic!("{other:?}"),
         }
     }
     assert_eq!(seen, "abcdefg");
@@ -463,7 +465,7 @@ fn closes(options: RequestOptions) {
     let error = loop {
         match block_on(stream.next()).unwrap() {
             Ok(Event::Chunk(_)) => {}
-            Ok(Event::Finished(_)) => panic!("the stream must not end well"),
+            Ok(other) => panic!("the stream must not end well: {other:?}"),
             Err(error) => break error,
         }
     };
