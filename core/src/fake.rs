@@ -9,7 +9,7 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex};
 
 use crate::chat_template::ChatTemplate;
-use crate::engine::backend::{Backend, Chooser, LoadProgress, Loaded, Prefill, Row, Slot, Stepping, TokenBatch};
+use crate::engine::backend::{Backend, CacheBytes, Chooser, LoadProgress, Loaded, Prefill, Row, Slot, Stepping, TokenBatch};
 use crate::engine::{AllocatorLimits, DeviceInfo};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::{Estimate, ModelKind, ModelSpec, ScoreHead, SpecSource, Text};
@@ -54,6 +54,9 @@ pub enum Fault {
     Error(ErrorKind),
     /// A panic.
     Panic,
+    /// The numbers of this row of the batch are not finite. Only [`Point::Step`], [`Point::Score`], [`Point::Embed`] and
+    /// [`Point::Rerank`] have numbers; elsewhere nothing happens.
+    NotFinite(usize),
 }
 
 /// A model of the fake device. Tokens are bytes.
@@ -75,6 +78,8 @@ pub struct FakeModel {
     pub echo: bool,
     /// Bytes of keys and values of one token.
     pub kv_bytes_per_token: u64,
+    /// The chat template; `None` is one line per message. Answers are read by the marks it holds.
+    pub template: Option<String>,
 }
 
 impl FakeModel {
@@ -90,6 +95,7 @@ impl FakeModel {
             dimensions: 8,
             echo: false,
             kv_bytes_per_token: 0,
+            template: None,
         }
     }
 
@@ -112,13 +118,13 @@ impl FakeModel {
     }
 }
 
-/// The text side of every fake model: each byte is a token, and a template of one line per message.
-pub(crate) fn text() -> Result<Text> {
+const TEMPLATE: &str =
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
+
+/// The text side of a fake model: each byte is a token.
+pub(crate) fn text(model: &FakeModel) -> Result<Text> {
     let tokenizer = Tokenizer::bytes(END)?;
-    let template = ChatTemplate::from_text(
-        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}",
-        &tokenizer,
-    )?;
+    let template = ChatTemplate::from_text(model.template.as_deref().unwrap_or(TEMPLATE), &tokenizer)?;
     Ok(Text { tokenizer, template: Some(template) })
 }
 
@@ -130,6 +136,8 @@ struct Controls {
     models: Vec<FakeModel>,
     faults: HashMap<Point, Vec<Fault>>,
     held: HashSet<Point>,
+    /// Arrivals that a held point still lets through.
+    passes: HashMap<Point, u64>,
     waiting: HashSet<Point>,
     reached: HashMap<Point, u64>,
     widest_batch: u64,
@@ -172,7 +180,20 @@ impl FakeDevice {
 
     /// Lets the device thread go on from `point`.
     pub fn release(&self, point: Point) {
-        self.shared.controls.lock().held.remove(&point);
+        let mut controls = self.shared.controls.lock();
+        controls.held.remove(&point);
+        controls.passes.remove(&point);
+        controls.waiting.remove(&point);
+        drop(controls);
+        self.shared.changed.notify_all();
+    }
+
+    /// Lets the device thread go on from a held `point` once: it waits again at the next arrival.
+    pub fn pass(&self, point: Point) {
+        let mut controls = self.shared.controls.lock();
+        *controls.passes.entry(point).or_default() += 1;
+        controls.waiting.remove(&point);
+        drop(controls);
         self.shared.changed.notify_all();
     }
 
@@ -182,6 +203,12 @@ impl FakeDevice {
         while !controls.waiting.contains(&point) {
             self.shared.changed.wait(&mut controls);
         }
+    }
+
+    /// Whether the device thread waits at a held `point` now.
+    #[must_use]
+    pub fn is_held(&self, point: Point) -> bool {
+        self.shared.controls.lock().waiting.contains(&point)
     }
 
     /// How often the device came to `point`.
@@ -217,11 +244,15 @@ impl FakeDevice {
         }
     }
 
-    /// Counts the arrival, waits while held, then fails if told to.
-    fn at(&self, point: Point) -> Result<()> {
+    /// Counts the arrival, waits while held, then fails if told to; `Some` is a row whose numbers are to be spoilt.
+    fn at(&self, point: Point) -> Result<Option<usize>> {
         let mut controls = self.shared.controls.lock();
         *controls.reached.entry(point).or_default() += 1;
         while controls.held.contains(&point) {
+            if let Some(left) = controls.passes.get_mut(&point).filter(|left| **left > 0) {
+                *left -= 1;
+                break;
+            }
             controls.waiting.insert(point);
             self.shared.changed.notify_all();
             self.shared.changed.wait(&mut controls);
@@ -231,7 +262,8 @@ impl FakeDevice {
         let fault = if faults.is_empty() { None } else { Some(faults.remove(0)) };
         drop(controls);
         match fault {
-            None => Ok(()),
+            None => Ok(None),
+            Some(Fault::NotFinite(row)) => Ok(Some(row)),
             Some(Fault::Error(kind)) => Err(Error::new(kind, format!("scripted failure at {point:?}"))),
             #[allow(clippy::panic)] // the script asks for it
             Some(Fault::Panic) => panic!("scripted panic at {point:?}"),
@@ -378,16 +410,19 @@ impl Backend for FakeBackend {
     }
 
     fn decode(&mut self, slot: Slot, rows: &mut [Stepping<'_>]) -> Result<()> {
-        self.device.at(Point::Step)?;
+        let spoilt = self.device.at(Point::Step)?;
         let batch: u64 = rows.len() as u64;
         let mut controls = self.device.shared.controls.lock();
         controls.widest_batch = controls.widest_batch.max(batch);
         drop(controls);
-        for step in rows {
+        for (index, step) in rows.iter_mut().enumerate() {
             if self.rows.get(&step.row).is_none_or(|row| row.slot != slot) {
                 return Err(Error::internal("a step of a row of another model"));
             }
-            step.token = Some(self.next_token(step.row, step.chooser));
+            step.token = Some(match spoilt {
+                Some(row) if row == index => Err(Error::new(ErrorKind::Backend, "the model produced logits that are not finite")),
+                _ => self.next_token(step.row, step.chooser),
+            });
         }
         Ok(())
     }
@@ -400,13 +435,17 @@ impl Backend for FakeBackend {
     }
 
     fn score(&mut self, row: Row, ids: &[u32]) -> Result<Vec<f32>> {
-        self.device.at(Point::Score)?;
+        let spoilt = self.device.at(Point::Score)?;
         if !self.rows.contains_key(&row) {
             return Err(Error::internal("a step of a row that has ended"));
         }
         // The lower the byte, the likelier.
         let logprob = |&id: &u32| -f32::from(u16::try_from(id).unwrap_or(u16::MAX)) / 256.0;
-        Ok(ids[1..].iter().map(logprob).collect())
+        let mut scores: Vec<f32> = ids[1..].iter().map(logprob).collect();
+        if spoilt.is_some() {
+            scores.fill(f32::NAN);
+        }
+        Ok(scores)
     }
 
     fn extend(&mut self, row: Row, _: &[u32]) -> Result<()> {
@@ -418,15 +457,17 @@ impl Backend for FakeBackend {
         if let Some(state) = self.rows.remove(&row)
             && keep
         {
-            let bytes = state.tokens.len() as u64;
+            let each = self.models.get(&state.slot).map_or(0, |model| model.kv_bytes_per_token);
+            // A limit in bytes limits models without any too.
+            let bytes = each.max(1) * state.tokens.len() as u64;
             self.kept.insert(state.slot, state.tokens, (), bytes);
         }
     }
 
-    fn cache_bytes(&self, slot: Slot) -> u64 {
+    fn cache_bytes(&self, slot: Slot) -> CacheBytes {
         let rows = self.rows.values().filter(|row| row.slot == slot).map(|row| row.tokens.len() as u64);
         let each = self.models.get(&slot).map_or(0, |model| model.kv_bytes_per_token);
-        each * (rows.sum::<u64>() + self.kept.bytes(slot))
+        CacheBytes { rows: each * rows.sum::<u64>(), kept: if each > 0 { self.kept.bytes(slot) } else { 0 } }
     }
 
     fn set_prompt_cache(&mut self, bytes: u64) {
@@ -443,7 +484,7 @@ impl Backend for FakeBackend {
     }
 
     fn embed(&mut self, slot: Slot, batch: &TokenBatch) -> Result<Vec<Vec<f32>>> {
-        self.device.at(Point::Embed)?;
+        let spoilt = self.device.at(Point::Embed)?;
         let width = self.model(slot)?.dimensions;
         // A byte histogram folded to the width: equal texts get equal vectors, similar ones similar vectors.
         let vector = |ids: &Vec<u32>| {
@@ -453,11 +494,11 @@ impl Backend for FakeBackend {
             }
             vector
         };
-        Ok(batch.ids.iter().map(vector).collect())
+        Ok(spoil(batch.ids.iter().map(vector).collect(), spoilt))
     }
 
     fn classify(&mut self, slot: Slot, batch: &TokenBatch) -> Result<Vec<Vec<f32>>> {
-        self.device.at(Point::Rerank)?;
+        let spoilt = self.device.at(Point::Rerank)?;
         self.model(slot)?;
         // The share of the document's bytes that occur in the query, from -4 to 4.
         let logit = |(ids, types): (&Vec<u32>, &Vec<u32>)| {
@@ -470,6 +511,13 @@ impl Backend for FakeBackend {
             }
             vec![8.0 * f32::from(shared) / f32::from(all.max(1)) - 4.0]
         };
-        Ok(batch.ids.iter().zip(&batch.types).map(logit).collect())
+        Ok(spoil(batch.ids.iter().zip(&batch.types).map(logit).collect(), spoilt))
     }
+}
+
+fn spoil(mut rows: Vec<Vec<f32>>, spoilt: Option<usize>) -> Vec<Vec<f32>> {
+    if let Some(row) = spoilt.and_then(|row| rows.get_mut(row)) {
+        row.fill(f32::NAN);
+    }
+    rows
 }

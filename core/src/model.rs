@@ -218,7 +218,7 @@ pub struct Text {
 impl Text {
     pub(crate) fn read(spec: &ModelSpec) -> Result<Self> {
         let files = match &spec.source {
-            SpecSource::Fake(_) => return crate::fake::text(),
+            SpecSource::Fake(model) => return crate::fake::text(model),
             SpecSource::Files(files) => files,
         };
         let (tokenizer, template) = match &files.location {
@@ -443,7 +443,7 @@ impl ModelSpec {
         })
     }
 
-    /// Bytes of keys and values of so many tokens; 0 for encoders and fakes.
+    /// Bytes of keys and values of so many tokens; 0 for encoders.
     pub(crate) fn kv_bytes(&self, tokens: usize) -> u64 {
         match &self.source {
             SpecSource::Files(files) => match &files.graph {
@@ -452,7 +452,7 @@ impl ModelSpec {
                 }
                 Graph::Bert { .. } => 0,
             },
-            SpecSource::Fake(_) => 0,
+            SpecSource::Fake(model) => model.kv_bytes_per_token.saturating_mul(tokens as u64),
         }
     }
 

@@ -21,6 +21,21 @@ pub(crate) struct Loaded {
     pub(crate) weight_bytes: u64,
 }
 
+/// Bytes of keys and values held for a model.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct CacheBytes {
+    /// Of rows.
+    pub(crate) rows: u64,
+    /// Of prompts kept for later ones.
+    pub(crate) kept: u64,
+}
+
+impl CacheBytes {
+    pub(crate) fn total(self) -> u64 {
+        self.rows + self.kept
+    }
+}
+
 /// The device that computes.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct DeviceInfo {
@@ -103,8 +118,8 @@ pub(crate) trait Backend {
     fn extend(&mut self, row: Row, ids: &[u32]) -> Result<()>;
     /// Ends a row and frees its cache; with `keep` its keys and values may stay for later prompts. Unknown rows are ignored.
     fn end(&mut self, row: Row, keep: bool);
-    /// Bytes of keys and values held for a model, in rows and kept prompts.
-    fn cache_bytes(&self, slot: Slot) -> u64;
+    /// Bytes of keys and values held for a model.
+    fn cache_bytes(&self, slot: Slot) -> CacheBytes;
     /// Bytes of kept prompts at most, over all models; fewer are let go at the next insert, 0 lets go of all at once.
     fn set_prompt_cache(&mut self, bytes: u64);
     /// Raw logits after each of `ids[from..]`, in float32: what golden tests compare.

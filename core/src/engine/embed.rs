@@ -118,7 +118,7 @@ pub(super) async fn run(shared: &Arc<Shared>, request: EmbedRequest) -> Result<E
     let computing = Instant::now();
     let prompt_tokens = encodings.iter().map(tokenizer::Encoding::len).sum();
     let dropped_tokens = encodings.iter().map(|encoding| encoding.dropped).sum();
-    let mut vectors = texts::compute(&link, (used, place), Encoding::Embed, encodings).await?;
+    let mut vectors = texts::compute(&link, (used, place), Encoding::Embed, encodings, |index| format!("text {index}")).await?;
     let native = vectors.first().map_or(0, Vec::len);
     let dimensions = request.dimensions.unwrap_or(native);
     if dimensions > native {

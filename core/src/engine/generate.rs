@@ -243,6 +243,8 @@ struct Shares {
     queued: AtomicUsize,
     /// The row found no room and waits for the reader.
     stalled: AtomicBool,
+    /// Tokens sent.
+    sent: AtomicUsize,
     /// A cancel or a timeout ends the stream with what there is, instead of an error.
     stop: AtomicBool,
     link: Link,
@@ -258,6 +260,12 @@ impl Shares {
             }),
             _ => Err(self.link.interrupted()),
         }
+    }
+
+    /// How the stream ends when `error` came up outside its row.
+    fn failed(&self, error: Error) -> Result<Finish> {
+        let over = matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Timeout) && self.link.token.is_cancelled();
+        if over { self.interrupted() } else { Err(error) }
     }
 }
 
@@ -359,6 +367,7 @@ pub(super) fn start(shared: &Arc<Shared>, request: GenerateRequest) -> Result<St
     let shares = Arc::new(Shares {
         queued: AtomicUsize::new(0),
         stalled: AtomicBool::new(false),
+        sent: AtomicUsize::new(0),
         stop,
         link: Link::new(&residency, &token),
     });
@@ -368,22 +377,24 @@ pub(super) fn start(shared: &Arc<Shared>, request: GenerateRequest) -> Result<St
         let mut row = match prepared {
             Ok(row) => row,
             Err(error) => {
-                let over = matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Timeout) && token.is_cancelled();
-                let finish = if over { shares.interrupted() } else { Err(error) };
-                let event = finish.map(|finish| Event::Finished(Summary::empty(finish, began)));
+                let event = shares.failed(error).map(|finish| Event::Finished(Summary::empty(finish, began)));
                 return send(&sender, &shares, event);
             }
         };
         let (ended, end) = oneshot::channel();
         let last_word = sender.clone();
         row.out = Some(Out { sender, shares: Arc::clone(&shares), _ended: ended });
-        let id = row.id();
+        let (id, prompt_tokens, dropped_tokens) = (row.id(), row.prompt_tokens, row.dropped);
         residency.device().add(id, Task::Generate(Box::new(row)));
         tokio::select! {
             biased;
             _ = end => {}
             // Whatever the device still says comes after the terminal event, and is not looked at.
-            error = shares.link.given_up() => send(&last_word, &shares, Err(error)),
+            error = shares.link.given_up() => {
+                let completion_tokens = shares.sent.load(Ordering::SeqCst);
+                let summary = |finish| Summary { prompt_tokens, dropped_tokens, completion_tokens, ..Summary::empty(finish, began) };
+                send(&last_word, &shares, shares.failed(error).map(|finish| Event::Finished(summary(finish))));
+            }
         }
     });
     Ok(stream)
@@ -391,6 +402,9 @@ pub(super) fn start(shared: &Arc<Shared>, request: GenerateRequest) -> Result<St
 
 fn send(sender: &mpsc::UnboundedSender<Result<Event>>, shares: &Shares, event: Result<Event>) {
     shares.queued.fetch_add(1, Ordering::SeqCst);
+    if let Ok(Event::Chunk(chunk)) = &event {
+        shares.sent.fetch_add(chunk.token_ids.len(), Ordering::SeqCst);
+    }
     // A reader that has gone is seen before the next step.
     let _ = sender.send(event);
 }

@@ -202,7 +202,7 @@ fn check_batch(name: &str, slot: Slot, vocabulary: u32) {
                 }
             }
         }
-        assert_eq!(backend.cache_bytes(slot), 0, "all rows are gone, and so are their keys and values");
+        assert_eq!(backend.cache_bytes(slot).total(), 0, "all rows are gone, and so are their keys and values");
         done.sort();
         let alone: Vec<_> = (0..lengths.len())
             .map(|index| Ok((index, solo(backend, slot, &prompt(index), wanted(index))?)))
@@ -239,9 +239,9 @@ fn check_kept_prompt(name: &str, slot: Slot, vocabulary: u32) {
             backend.end(warm.row, false);
             assert_eq!(&warm.tokens, cold);
         }
-        assert!(backend.cache_bytes(slot) > 0);
+        assert!(backend.cache_bytes(slot).kept > 0);
         backend.set_prompt_cache(0);
-        assert_eq!(backend.cache_bytes(slot), 0);
+        assert_eq!(backend.cache_bytes(slot).total(), 0);
         Ok(())
     })
     .unwrap_or_else(|error| panic!("{name}: {error}"));

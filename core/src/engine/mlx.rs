@@ -10,7 +10,7 @@ use mlx_rs::ops;
 use mlx_rs::{Array, Dtype, Stream, memory, with_stream};
 
 use self::rows::Rows;
-use super::backend::{Backend, Chooser, DeviceInfo, LoadProgress, Loaded, Prefill, Row, Slot, Stepping, TokenBatch};
+use super::backend::{Backend, CacheBytes, Chooser, DeviceInfo, LoadProgress, Loaded, Prefill, Row, Slot, Stepping, TokenBatch};
 use super::exit;
 use super::limits::AllocatorLimits;
 use crate::error::{Error, ErrorKind, Result};
@@ -275,7 +275,7 @@ impl Backend for Mlx {
         }
     }
 
-    fn cache_bytes(&self, slot: Slot) -> u64 {
+    fn cache_bytes(&self, slot: Slot) -> CacheBytes {
         self.rows.bytes(slot)
     }
 

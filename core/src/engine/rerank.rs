@@ -136,7 +136,11 @@ pub(super) async fn run(shared: &Arc<Shared>, request: RerankRequest) -> Result<
     let prompt_tokens = encodings.iter().map(tokenizer::Encoding::len).sum();
     let dropped_tokens = encodings.iter().map(|encoding| encoding.dropped).sum();
     let (mut results, score_kind) = if spec.kind == ModelKind::Embedder {
-        let mut vectors = texts::compute(&link, (used, place), Encoding::Embed, encodings).await?;
+        let mut vectors = texts::compute(&link, (used, place), Encoding::Embed, encodings, |index| match index.checked_sub(1) {
+            None => "the query".to_owned(),
+            Some(document) => format!("document {document}"),
+        })
+        .await?;
         vectors.iter_mut().for_each(|vector| normalize(vector));
         let query = vectors.remove(0);
         let cosine = |vector: &Vec<f32>| query.iter().zip(vector).map(|(a, b)| a * b).sum::<f32>().clamp(-1.0, 1.0);
@@ -144,7 +148,8 @@ pub(super) async fn run(shared: &Arc<Shared>, request: RerankRequest) -> Result<
             vectors.iter().enumerate().map(|(index, vector)| Ranked { index, logit: None, score: cosine(vector) }).collect();
         (results, ScoreKind::Cosine)
     } else {
-        let logits = texts::compute(&link, (used, place), Encoding::Classify, encodings).await?;
+        let logits =
+            texts::compute(&link, (used, place), Encoding::Classify, encodings, |index| format!("document {index}")).await?;
         let ranked = logits.iter().enumerate().map(|(index, logits)| ranked(index, logits, spec.score_head));
         (ranked.collect::<Result<Vec<_>>>()?, ScoreKind::Normalized)
     };

@@ -6,17 +6,18 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use super::backend::{DeviceInfo, Slot};
+use super::backend::{CacheBytes, DeviceInfo, Slot};
 use super::limits::Share;
 use super::request::{Place, Places, unavailable};
 use super::thread::DeviceThread;
+use super::work::Tell;
 use super::{EngineOptions, RequestOptions, closed};
 use crate::cancel::CancelToken;
 use crate::clock::{BoxFuture, Clock, SystemClock};
@@ -42,9 +43,10 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// Whether there is memory for `tokens` tokens of keys and values, all rows of the model together.
-    pub(crate) fn has_room(&self, tokens: usize) -> bool {
-        let beyond = self.spec.kv_bytes(tokens).saturating_sub(self.spec.estimate.kv_cache);
+    /// Whether there is memory for `tokens` tokens of keys and values, all rows of the model together, beside the prompts it keeps.
+    pub(crate) fn has_room(&self, tokens: usize, held: CacheBytes) -> bool {
+        let charged = held.total().max(self.spec.estimate.kv_cache);
+        let beyond = self.spec.kv_bytes(tokens).saturating_add(held.kept).saturating_sub(charged);
         if beyond == 0 {
             return true;
         }
@@ -54,7 +56,7 @@ impl Model {
 
     /// What the pool is to be told when the bytes of the model's keys and values change. What the entry was charged for them at
     /// its admission stays charged; more comes on top.
-    pub(crate) fn account(&self) -> Arc<dyn Fn(u64) + Send + Sync> {
+    pub(crate) fn account(&self) -> Tell {
         let (owner, token, estimate, weights) = (self.owner.clone(), self.token, self.spec.estimate, self.weights);
         Arc::new(move |bytes| {
             if let Some(owner) = owner.upgrade() {
@@ -139,8 +141,8 @@ pub(crate) struct Residency {
     clock: Arc<dyn Clock>,
     stuck_after: Duration,
     limits: Limits,
-    /// Somebody is already looking whether the device is stuck.
-    suspected: AtomicBool,
+    /// Suspicions that the device is stuck since somebody began to look; 0 while nobody looks.
+    suspected: AtomicUsize,
     /// Which key a reference meant when it was last read, so that a hit reads no files.
     names: Mutex<HashMap<(String, Option<ModelKind>), Key>>,
     /// How much of [`blocking`](Self::blocking) may run at once.
@@ -190,7 +192,7 @@ impl Residency {
             clock,
             stuck_after: requests.stuck_after,
             limits: requests.limits.clone(),
-            suspected: AtomicBool::new(false),
+            suspected: AtomicUsize::new(0),
             names,
             blocking,
             closed: AtomicBool::new(false),
@@ -231,13 +233,19 @@ impl Residency {
 
     /// Has the device watched while nobody waits for it: should it not move for the bound, it counts as stuck.
     pub(crate) fn suspect(self: &Arc<Self>) {
-        if self.suspected.swap(true, Ordering::AcqRel) {
+        if self.suspected.fetch_add(1, Ordering::AcqRel) > 0 {
             return;
         }
         let this = Arc::clone(self);
         self.spawn(async move {
-            this.device.observe(&*this.clock, this.stuck_after).await;
-            this.suspected.store(false, Ordering::Release);
+            loop {
+                let heard = this.suspected.load(Ordering::Acquire);
+                this.device.observe(&*this.clock, this.stuck_after).await;
+                // Who came in between may have meant a later piece of work than the one looked at: once more.
+                if this.suspected.compare_exchange(heard, 0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                    return;
+                }
+            }
         });
     }
 

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use super::backend::{Backend, Row, SCORE_CHUNK, Slot};
 use super::request::{Link, Place};
 use super::residency::Used;
-use super::work::{self, Ending, Request, Task};
+use super::work::{self, Ending, Request, Task, Tell};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::ModelSpec;
 
@@ -102,6 +102,10 @@ impl Request for Scoring {
 
     fn begun(&mut self) {
         self.link.begun.store(true, Ordering::Release);
+    }
+
+    fn account(&self) -> Option<Tell> {
+        self.held.as_ref().map(|(used, _)| used.model.account())
     }
 
     fn finish(mut self: Box<Self>, ending: Result<Ending>) {

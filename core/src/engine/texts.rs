@@ -7,16 +7,19 @@ use tokio::sync::oneshot;
 use super::backend::Slot;
 use super::request::{Link, Place};
 use super::residency::Used;
-use super::work::{self, Ending, Request, Task};
+use super::work::{self, Ending, Request, Task, Tell};
 use crate::error::{Error, ErrorKind, Result};
 use crate::tokenizer::Encoding;
 
 type Rows = Vec<Vec<f32>>;
+/// What an error calls the input with this index.
+pub(super) type Name = fn(usize) -> String;
 
 struct Texts {
     slot: Slot,
     kind: work::Encoding,
     encodings: Vec<Encoding>,
+    name: Name,
     rows: Rows,
     left: usize,
     link: Link,
@@ -26,11 +29,17 @@ struct Texts {
 }
 
 /// Computes the numbers of each text, in order. The use and the place end before this returns, unless the device is stuck.
-pub(super) async fn compute(link: &Link, held: (Used, Place), kind: work::Encoding, encodings: Vec<Encoding>) -> Result<Rows> {
+pub(super) async fn compute(
+    link: &Link,
+    held: (Used, Place),
+    kind: work::Encoding,
+    encodings: Vec<Encoding>,
+    name: Name,
+) -> Result<Rows> {
     let (reply, answer) = oneshot::channel();
     let (slot, id) = (held.0.model.slot, held.1.id);
     let (rows, left) = (vec![Vec::new(); encodings.len()], encodings.len());
-    let task = Texts { slot, kind, encodings, rows, left, link: link.clone(), held: Some(held), reply: Some(reply) };
+    let task = Texts { slot, kind, encodings, name, rows, left, link: link.clone(), held: Some(held), reply: Some(reply) };
     link.residency.device().add(id, Task::Encode(Box::new(task)));
     link.answer(answer).await
 }
@@ -47,6 +56,10 @@ impl Request for Texts {
 
     fn begun(&mut self) {
         self.link.begun.store(true, Ordering::Release);
+    }
+
+    fn account(&self) -> Option<Tell> {
+        None
     }
 
     fn finish(mut self: Box<Self>, ending: Result<Ending>) {
@@ -82,7 +95,8 @@ impl work::Encoder for Texts {
                 work::Encoding::Embed => "the vector",
                 work::Encoding::Classify => "the score",
             };
-            return Err(Error::new(ErrorKind::Backend, format!("{what} of input {index} has numbers that are not finite")));
+            let input = (self.name)(index);
+            return Err(Error::new(ErrorKind::Backend, format!("{what} of {input} has numbers that are not finite")));
         }
         self.rows[index] = row;
         self.left -= 1;

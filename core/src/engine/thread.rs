@@ -1,6 +1,7 @@
 //! The one thread that owns a device: everything of MLX is created, used and dropped here, because MLX's streams and encoders
 //! belong to threads. Work reaches it as messages: jobs, which run once, and requests, which move unit by unit as the scheduler decides.
 
+use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,17 +29,20 @@ pub(crate) struct Bench<'a> {
     backend: &'a mut dyn Backend,
     work: &'a mut Work,
     progress: &'a Progress,
+    inbox: &'a mut Inbox,
 }
 
 impl Bench<'_> {
     /// Loads a model. Between its tensors the running requests get as much of the time as the load itself.
     pub(crate) fn load(&mut self, spec: &ModelSpec, step: &mut dyn FnMut(f32) -> Result<()>) -> Result<Loaded> {
-        let (work, progress) = (&mut *self.work, self.progress);
+        let (work, progress, inbox) = (&mut *self.work, self.progress, &mut *self.inbox);
         let (mut since, mut owed) = (Instant::now(), Duration::ZERO);
         self.backend.load(spec, &mut |backend, fraction| {
             progress.moved();
             step(fraction)?;
             owed += since.elapsed();
+            // Who comes meanwhile is served as well, and a cancel of it is seen.
+            inbox.take_requests(work);
             let mut now = Instant::now();
             while owed > Duration::ZERO && work.turn(backend) {
                 progress.moved();
@@ -84,6 +88,40 @@ enum Message {
     Task(Id, Task),
     /// A reader made room, or a request was cancelled: look at the requests again.
     Wake,
+}
+
+/// What reaches the thread, in order; jobs that came while another ran wait here.
+struct Inbox {
+    receiver: Receiver<Message>,
+    waiting: VecDeque<Job>,
+}
+
+impl Inbox {
+    /// Takes the requests in that have come. Jobs wait until the present one has ended.
+    fn take_requests(&mut self, work: &mut Work) {
+        while let Ok(message) = self.receiver.try_recv() {
+            match message {
+                Message::Job(job) => self.waiting.push_back(job),
+                Message::Task(id, task) => work.add(id, task),
+                Message::Wake => {}
+            }
+        }
+    }
+
+    fn try_next(&mut self) -> std::result::Result<Message, TryRecvError> {
+        match self.waiting.pop_front() {
+            Some(job) => Ok(Message::Job(job)),
+            None => self.receiver.try_recv(),
+        }
+    }
+
+    /// Sleeps until there is a message; `None` when there will be none.
+    fn next(&mut self) -> Option<Message> {
+        match self.waiting.pop_front() {
+            Some(job) => Some(Message::Job(job)),
+            None => self.receiver.recv().ok(),
+        }
+    }
 }
 
 /// How far the thread has come, so that others can see that it is stuck. Even while it rests, odd while it works, and another
@@ -197,7 +235,8 @@ impl DeviceThread {
             match backend {
                 Ok((backend, running)) => {
                     let _ = ready.send(Ok(backend.device()));
-                    Owner { backend, running, receiver, work: Work::new(), gauge: shared, progress: moving }.run();
+                    let inbox = Inbox { receiver, waiting: VecDeque::new() };
+                    Owner { backend, running, inbox, work: Work::new(), gauge: shared, progress: moving }.run();
                 }
                 Err(error) => {
                     let _ = ready.send(Err(error));
@@ -271,11 +310,15 @@ impl DeviceThread {
         self.inner.progress.working().is_some_and(|now| now == self.inner.progress.stuck.load(Ordering::Acquire))
     }
 
-    /// Completes when the thread is found stuck, from now on.
+    /// Completes when the thread is stuck: at once when it is, else when it is found so.
     pub(crate) fn stuck(&self) -> impl Future<Output = ()> + Send + use<> {
+        // Subscribed before looking, so that nothing falls between the two.
         let mut changes = self.inner.stuck.subscribe();
+        let already = self.is_stuck();
         async move {
-            let _ = changes.changed().await;
+            if !already {
+                let _ = changes.changed().await;
+            }
         }
     }
 
@@ -328,7 +371,7 @@ struct Owner<B> {
     backend: B,
     /// Kept while this thread may touch MLX; a fake has none.
     running: Option<Running>,
-    receiver: Receiver<Message>,
+    inbox: Inbox,
     work: Work,
     gauge: Arc<Gauge>,
     progress: Arc<Progress>,
@@ -346,14 +389,14 @@ impl<B: Backend> Owner<B> {
                 exit::rest();
             }
             if idle {
-                match self.receiver.recv() {
-                    Ok(message) => drop(self.take(message)),
-                    Err(_) => return self.shut_down(),
+                match self.inbox.next() {
+                    Some(message) => drop(self.take(message)),
+                    None => return self.shut_down(),
                 }
             }
             // One job at most before the next turn: a queue that never empties must not hold streams up.
             loop {
-                match self.receiver.try_recv() {
+                match self.inbox.try_next() {
                     Ok(message) => {
                         if self.take(message) {
                             break;
@@ -383,7 +426,7 @@ impl<B: Backend> Owner<B> {
     fn shut_down(mut self) {
         self.scoped(|owner| owner.work.shut_down(&mut owner.backend, &closed()));
         // Jobs posted before the last handle went still run: releases among them are awaited by their senders.
-        while let Ok(message) = self.receiver.try_recv() {
+        while let Ok(message) = self.inbox.try_next() {
             match message {
                 Message::Job(job) => self.run_job(job),
                 Message::Task(_, task) => task.finish(Err(closed())),
@@ -396,7 +439,8 @@ impl<B: Backend> Owner<B> {
     fn run_job(&mut self, job: Job) {
         // The job catches its own panics to report them; this guard is for the ones without a reply.
         self.scoped(|owner| {
-            let mut bench = Bench { backend: &mut owner.backend, work: &mut owner.work, progress: &owner.progress };
+            let mut bench =
+                Bench { backend: &mut owner.backend, work: &mut owner.work, progress: &owner.progress, inbox: &mut owner.inbox };
             let _ = catch_unwind(AssertUnwindSafe(|| job(&mut bench)));
         });
     }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::backend::{Backend, Chooser, Prefill, Row, Slot, Stepping, TokenBatch};
+use super::backend::{Backend, CacheBytes, Chooser, Prefill, Row, Slot, Stepping, TokenBatch};
 use super::scheduler::{Conditions, Id, Item, Scheduler, Sizes, Unit};
 use super::thread::panic_error;
 use crate::error::{Error, Result};
@@ -29,6 +29,8 @@ pub(crate) trait Request: Send {
     fn interrupted(&self) -> Option<Ending>;
     /// The first unit is about to run.
     fn begun(&mut self);
+    /// Who keeps the account of its model's keys and values; `None` when it holds none on the device.
+    fn account(&self) -> Option<Tell>;
     /// The terminal event. What the request held on the device is already back.
     fn finish(self: Box<Self>, ending: Result<Ending>);
 }
@@ -45,13 +47,14 @@ pub(crate) trait Generating: Request + Chooser {
     fn on_cached(&mut self, tokens: usize);
     /// Whether the reader has room; a row without it is passed over and keeps its place.
     fn has_room(&self) -> bool;
-    /// Whether there is memory for so many tokens of keys and values of its model.
-    fn may_join(&self, tokens: usize) -> bool;
+    /// Whether there is memory for so many tokens of keys and values of its model, which holds so much now.
+    fn may_join(&self, tokens: usize, held: CacheBytes) -> bool;
     /// Takes a token; `Some` ends the row.
     fn on_token(&mut self, token: u32) -> Result<Option<Ending>>;
-    /// Told to the account when the bytes of the model's keys and values have changed.
-    fn account(&self) -> Arc<dyn Fn(u64) + Send + Sync>;
 }
+
+/// Told when the bytes of a model's keys and values have changed.
+pub(crate) type Tell = Arc<dyn Fn(u64) + Send + Sync>;
 
 /// What a batch of texts is computed by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,11 +136,14 @@ fn guarded<T>(what: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T>
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(panic_error(what, &*panic)))
 }
 
-struct RowConditions<'a>(&'a HashMap<Id, Active>);
+struct RowConditions<'a> {
+    active: &'a HashMap<Id, Active>,
+    backend: &'a dyn Backend,
+}
 
 impl RowConditions<'_> {
     fn row(&self, id: Id) -> Option<&dyn Generating> {
-        match self.0.get(&id).map(|active| &active.task) {
+        match self.active.get(&id).map(|active| &active.task) {
             Some(Task::Generate(task)) => Some(task.as_ref()),
             _ => None,
         }
@@ -150,13 +156,13 @@ impl Conditions for RowConditions<'_> {
     }
 
     fn may_join(&mut self, id: Id, tokens: usize) -> bool {
-        self.row(id).is_none_or(|row| row.may_join(tokens))
+        self.row(id).is_none_or(|row| row.may_join(tokens, self.backend.cache_bytes(row.slot())))
     }
 }
 
 /// Who is told of a model's keys and values, and what was told last.
 struct Account {
-    tell: Arc<dyn Fn(u64) + Send + Sync>,
+    tell: Tell,
     bytes: u64,
 }
 
@@ -182,11 +188,13 @@ impl Work {
 
     pub(super) fn add(&mut self, id: Id, task: Task) {
         let slot = task.request().slot();
+        if !self.accounts.contains_key(&slot)
+            && let Some(tell) = task.request().account()
+        {
+            self.accounts.insert(slot, Account { tell, bytes: 0 });
+        }
         match &task {
-            Task::Generate(row) => {
-                self.scheduler.add_row(id, slot, row.prompt_tokens());
-                self.accounts.entry(slot).or_insert_with(|| Account { tell: row.account(), bytes: 0 });
-            }
+            Task::Generate(row) => self.scheduler.add_row(id, slot, row.prompt_tokens()),
             Task::Encode(texts) => self.scheduler.add_texts(id, slot, &texts.lengths()),
             Task::Score(_) => self.scheduler.add_scoring(id, slot),
         }
@@ -202,7 +210,8 @@ impl Work {
         for (id, ending) in over {
             self.finish(backend, id, Ok(ending));
         }
-        let Some(unit) = self.scheduler.next(&mut RowConditions(&self.active)) else { return ended };
+        let mut conditions = RowConditions { active: &self.active, backend };
+        let Some(unit) = self.scheduler.next(&mut conditions) else { return ended };
         match unit {
             Unit::Decode { slot, rows } => self.decode(backend, slot, &rows),
             Unit::Prefill { id, chunk } => self.prefill(backend, id, chunk),
@@ -302,8 +311,9 @@ impl Work {
     fn score(&mut self, backend: &mut dyn Backend, id: Id) {
         self.begun(id);
         let Some(Active { task: Task::Score(task), .. }) = self.active.get_mut(&id) else { return };
+        let slot = task.slot();
         match guarded("scoring", || task.step(backend)) {
-            Ok(None) => {}
+            Ok(None) => self.settle(backend, slot),
             Ok(Some(ending)) => self.finish(backend, id, Ok(ending)),
             Err(error) => self.finish(backend, id, Err(error)),
         }
@@ -353,10 +363,13 @@ impl Work {
             // What a failed row computed is not to be trusted.
             let keep = ending.is_ok() && matches!(&active.task, Task::Generate(task) if task.keeps_prompt());
             let _ = catch_unwind(AssertUnwindSafe(|| backend.end(row, keep)));
-            self.settle(backend, slot);
+            // What is kept of it may have made other models' kept prompts go.
+            let slots: Vec<Slot> = self.accounts.keys().copied().collect();
+            slots.into_iter().for_each(|slot| self.settle(backend, slot));
         }
         if let Task::Score(task) = &mut active.task {
             let _ = catch_unwind(AssertUnwindSafe(|| task.release(backend)));
+            self.settle(backend, slot);
         }
         active.task.finish(ending);
     }
@@ -364,7 +377,7 @@ impl Work {
     /// Tells the account what the model's keys and values take now.
     fn settle(&mut self, backend: &mut dyn Backend, slot: Slot) {
         let Some(account) = self.accounts.get_mut(&slot) else { return };
-        let bytes = backend.cache_bytes(slot);
+        let bytes = backend.cache_bytes(slot).total();
         if bytes != account.bytes {
             account.bytes = bytes;
             let tell = Arc::clone(&account.tell);

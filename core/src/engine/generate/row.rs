@@ -9,11 +9,11 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{Chunk, Coalesce, Event, Finish, QUEUE, RejectedCall, Shares, Summary, send};
 use crate::chat_output::{ChatEvent, ChatParser};
-use crate::engine::backend::{Chooser, Slot};
+use crate::engine::backend::{CacheBytes, Chooser, Slot};
 use crate::engine::request::Place;
 use crate::engine::residency::Used;
 use crate::engine::scheduler::Id;
-use crate::engine::work::{Ending, Generating, Request};
+use crate::engine::work::{Ending, Generating, Request, Tell};
 use crate::engine::{Timings, closed};
 use crate::error::{Error, Result};
 use crate::sampler::{Sampler, TokenLogprobs, logprobs};
@@ -208,13 +208,21 @@ impl Request for GenerateRow {
         }
     }
 
+    fn account(&self) -> Option<Tell> {
+        self.held.as_ref().map(|(used, _)| used.model.account())
+    }
+
     fn finish(mut self: Box<Self>, ending: Result<Ending>) {
-        let finish = match ending {
-            Ok(Ending::Stop) => Ok(Finish::Stop),
-            Ok(Ending::Length) => Ok(Finish::Length),
-            Ok(Ending::Context) => Ok(Finish::Context),
-            Ok(Ending::Interrupted) => self.out().map_or_else(|| Err(closed()), |out| out.shares.interrupted()),
-            Err(error) => Err(error),
+        let interrupted = self.out().filter(|out| out.shares.link.token.is_cancelled()).map(|out| out.shares.interrupted());
+        let finish = match (ending, interrupted) {
+            // A cancel that races the end wins (spec C6).
+            (Err(error), _) | (Ok(_), Some(Err(error))) => Err(error),
+            (Ok(Ending::Stop), _) => Ok(Finish::Stop),
+            (Ok(Ending::Length), _) => Ok(Finish::Length),
+            (Ok(Ending::Context), _) => Ok(Finish::Context),
+            (Ok(Ending::Interrupted), Some(finish)) => finish,
+            // Nobody listens.
+            (Ok(Ending::Interrupted), None) => Err(closed()),
         };
         let event = finish.and_then(|finish| {
             // Text held back for an unfinished character or a possible stop string comes out now.
@@ -268,8 +276,8 @@ impl Generating for GenerateRow {
         has_room()
     }
 
-    fn may_join(&self, tokens: usize) -> bool {
-        self.held.as_ref().is_none_or(|(used, _)| used.model.has_room(tokens))
+    fn may_join(&self, tokens: usize, held: CacheBytes) -> bool {
+        self.held.as_ref().is_none_or(|(used, _)| used.model.has_room(tokens, held))
     }
 
     fn on_token(&mut self, token: u32) -> Result<Option<Ending>> {
@@ -297,12 +305,5 @@ impl Generating for GenerateRow {
             self.send_chunk();
         }
         Ok(ending)
-    }
-
-    fn account(&self) -> Arc<dyn Fn(u64) + Send + Sync> {
-        match &self.held {
-            Some((used, _)) => used.model.account(),
-            None => Arc::new(|_| ()),
-        }
     }
 }

@@ -6,7 +6,7 @@ use mlx_rs::ops::indexing::{TryIndexOp, argmax_axis, take_along_axis, take_axis}
 use mlx_rs::{Array, Dtype, ops, transforms};
 
 use super::{check_ids, id_array, to_host, values};
-use crate::engine::backend::{Chooser, Prefill, Row, SCORE_CHUNK, Slot, Stepping};
+use crate::engine::backend::{CacheBytes, Chooser, Prefill, Row, SCORE_CHUNK, Slot, Stepping};
 use crate::error::{Error, ErrorKind, Result};
 use crate::kv_cache::KvCache;
 use crate::models::Decoder;
@@ -308,9 +308,10 @@ impl Rows {
         self.kept.remove(slot);
     }
 
-    pub(super) fn bytes(&self, slot: Slot) -> u64 {
+    pub(super) fn bytes(&self, slot: Slot) -> CacheBytes {
         let own = self.rows.values().filter(|row| row.slot == slot).filter_map(|row| row.cache.as_ref()).map(KvCache::bytes);
-        own.sum::<u64>() + self.batches.get(&slot).map_or(0, |batch| batch.cache.bytes()) + self.kept.bytes(slot)
+        let rows = own.sum::<u64>() + self.batches.get(&slot).map_or(0, |batch| batch.cache.bytes());
+        CacheBytes { rows, kept: self.kept.bytes(slot) }
     }
 
     pub(super) fn set_kept(&mut self, bytes: u64) {

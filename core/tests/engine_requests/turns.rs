@@ -1,0 +1,217 @@
+//! Who moves when: streams beside long prompts, batches and loads; several models; slow readers; gathered chunks.
+
+use std::time::Duration;
+
+use hob::block_on;
+use hob::engine::{Coalesce, Event, GenerateRequest, RequestOptions, Stream};
+use hob::fake::{FakeModel, Point};
+use hob::model::ModelKind;
+
+use crate::support::*;
+
+/// A stream that has begun.
+fn running(h: &Harness, model: &str) -> Stream {
+    let mut stream = h.engine.generate(ask(model)).unwrap();
+    assert!(matches!(block_on(stream.next()), Some(Ok(Event::Chunk(_)))));
+    stream
+}
+
+/// A stream's row moves by one step and then the device comes to `bulk`, so often.
+fn alternates(h: &Harness, bulk: Point, rounds: usize) {
+    for round in 0..rounds {
+        let steps = h.device.count(Point::Step);
+        h.device.pass(Point::Step);
+        h.device.wait_until_held(bulk);
+        assert_eq!(h.device.count(Point::Step), steps, "round {round}");
+        let bulks = h.device.count(bulk);
+        h.device.pass(bulk);
+        h.device.wait_until_held(Point::Step);
+        assert_eq!(h.device.count(bulk), bulks, "round {round}: one unit between two tokens");
+    }
+}
+
+#[test]
+fn a_long_prompt_delays_a_stream_by_one_chunk_at_a_time() {
+    let h = Harness::new();
+    h.device.hold(Point::Step);
+    let stream = running(&h, "long");
+    h.device.wait_until_held(Point::Step);
+    h.device.hold(Point::Prefill);
+    let prompt = h.engine.generate(raw("long", "x".repeat(3000))).unwrap();
+    // The prompt arrives while some step is under way.
+    until("the prompt's first chunk", || {
+        if h.device.is_held(Point::Step) {
+            h.device.pass(Point::Step);
+        }
+        h.device.is_held(Point::Prefill)
+    });
+    h.device.pass(Point::Prefill);
+    h.device.wait_until_held(Point::Step);
+    alternates(&h, Point::Prefill, 15);
+    h.device.release(Point::Step);
+    h.device.release(Point::Prefill);
+    let other = go(move || block_on(prompt.collect()).unwrap().text);
+    assert_eq!(block_on(stream.collect()).unwrap().text, long_text()[1..]);
+    assert_eq!(other.join().unwrap(), long_text());
+    // 3,000 tokens in chunks of 128 beside a stream.
+    assert!(h.device.count(Point::Prefill) >= 20, "{}", h.device.count(Point::Prefill));
+    h.assert_at_rest();
+}
+
+#[test]
+fn batches_and_scorings_go_between_the_tokens_of_a_stream() {
+    for (verb, bulk) in [(Verb::Embed, Point::Embed), (Verb::Rerank, Point::Rerank), (Verb::Score, Point::Score)] {
+        let h = Harness::new();
+        call(&h.engine, verb, RequestOptions::default()).unwrap();
+        let mut stream = running(&h, "long");
+        h.device.hold(Point::Step);
+        h.device.hold(bulk);
+        let engine = h.engine.clone();
+        let caller = go(move || call(&engine, verb, RequestOptions::default()));
+        until("the first unit of bulk", || {
+            drain(&mut stream, &mut Seen::default());
+            if h.device.is_held(Point::Step) {
+                h.device.pass(Point::Step);
+            }
+            h.device.is_held(bulk)
+        });
+        h.device.pass(bulk);
+        drain(&mut stream, &mut Seen::default());
+        h.device.wait_until_held(Point::Step);
+        alternates(&h, bulk, 2);
+        h.device.release(Point::Step);
+        h.device.release(bulk);
+        caller.join().unwrap().unwrap();
+        block_on(stream.collect()).unwrap();
+        h.come_to_rest();
+    }
+}
+
+#[test]
+fn streams_of_two_models_take_turns() {
+    let h = Harness::new();
+    let mut streams = [running(&h, "long"), running(&h, "long2")];
+    let mut seen = [Seen::default(), Seen::default()];
+    // Both have stopped, for nobody has read on; from here each step is looked at.
+    h.device.hold(Point::Step);
+    let mut alone = 0;
+    while seen.iter().all(|seen| seen.tokens < 900) {
+        for (stream, seen) in streams.iter_mut().zip(&mut seen) {
+            drain(stream, seen);
+        }
+        h.device.wait_until_held(Point::Step);
+        let before = [seen[0].tokens, seen[1].tokens];
+        h.device.pass(Point::Step);
+        h.device.wait_until_held(Point::Step);
+        for (stream, seen) in streams.iter_mut().zip(&mut seen) {
+            drain(stream, seen);
+        }
+        let moved = [seen[0].tokens - before[0], seen[1].tokens - before[1]];
+        // The readers are quick, so a step belongs to one model and the next to the other.
+        alone = if moved[0] > moved[1] { i32::max(alone, 0) + 1 } else { i32::min(alone, 0) - 1 };
+        assert!(alone.abs() <= 2, "one model has had {alone} steps in a row");
+    }
+    h.device.release(Point::Step);
+    for (stream, seen) in streams.into_iter().zip(seen) {
+        let rest = block_on(stream.collect()).unwrap();
+        assert_eq!(1 + seen.tokens + rest.token_ids.len(), 1000);
+    }
+}
+
+#[test]
+fn streams_go_on_and_new_ones_begin_while_another_model_loads() {
+    let h = Harness::new();
+    let mut stream = running(&h, "long");
+    let mut seen = Seen::default();
+    h.device.hold(Point::LoadStep);
+    let engine = h.engine.clone();
+    let load = go(move || call(&engine, Verb::Load, RequestOptions::default()));
+    h.device.wait_until_held(Point::LoadStep);
+    // Whoever was under way has got what its reader had room for; the load stands at its first part.
+    drain(&mut stream, &mut seen);
+    let before = seen.tokens;
+    let mut late = h.engine.generate(GenerateRequest { max_tokens: Some(1), ..ask("long") }).unwrap();
+    until("the new request has its model", || h.uses() >= 2);
+    let mut late_seen = Seen::default();
+    for _ in 0..4 {
+        h.device.pass(Point::LoadStep);
+        h.device.wait_until_held(Point::LoadStep);
+        drain(&mut stream, &mut seen);
+        drain(&mut late, &mut late_seen);
+    }
+    assert!(seen.tokens > before, "a running stream moves between the parts of a load");
+    assert!(late_seen.end.is_some(), "and a request that comes meanwhile is served");
+    assert!(!load.is_finished());
+    h.device.release(Point::LoadStep);
+    load.join().unwrap().unwrap();
+    block_on(stream.collect()).unwrap();
+    h.come_to_rest();
+}
+
+#[test]
+fn a_stalled_reader_pauses_its_own_row_and_holds_a_bounded_number_of_events() {
+    let h = Harness::new();
+    let mut stalled = h.engine.generate(ask("long")).unwrap();
+    // Rows of the same model, in the same batch, go on.
+    for _ in 0..3 {
+        assert_eq!(answer(&h.engine, ask("long")).unwrap().text, long_text());
+    }
+    let mut seen = Seen::default();
+    let steps = h.device.count(Point::Step);
+    h.device.hold(Point::Step);
+    drain(&mut stalled, &mut seen);
+    assert!((200..=300).contains(&seen.chunks), "{} chunks were held for it", seen.chunks);
+    h.device.wait_until_held(Point::Step);
+    assert_eq!(h.device.count(Point::Step), steps + 1, "reading wakes the row");
+    h.device.release(Point::Step);
+    let rest = block_on(stalled.collect()).unwrap();
+    assert_eq!(seen.text + &rest.text, long_text(), "nothing is lost");
+}
+
+#[test]
+fn tokens_are_gathered_by_count_or_by_time_and_the_first_never_waits() {
+    let h = Harness::new();
+    let chunks = |coalesce: Coalesce| {
+        let mut stream = h.engine.generate(GenerateRequest { coalesce, max_tokens: Some(20), ..ask("long") }).unwrap();
+        let mut sizes = Vec::new();
+        while let Some(event) = block_on(stream.next()) {
+            if let Event::Chunk(chunk) = event.unwrap() {
+                assert_eq!(chunk.text.len(), chunk.token_ids.len());
+                sizes.push(chunk.token_ids.len());
+            }
+        }
+        sizes
+    };
+    let hour = Duration::from_secs(3600);
+    assert_eq!(chunks(Coalesce::default()), [1; 20]);
+    assert_eq!(chunks(Coalesce { tokens: 8, interval: Duration::ZERO }), [1, 8, 8, 3]);
+    assert_eq!(chunks(Coalesce { tokens: 8, interval: hour }), [1, 8, 8, 3]);
+    assert_eq!(chunks(Coalesce { tokens: usize::MAX, interval: hour }), [1, 19], "the end is not held back");
+    assert_eq!(chunks(Coalesce { tokens: usize::MAX, interval: Duration::from_nanos(1) }), [1; 20], "each has waited longer");
+}
+
+#[test]
+fn parallel_streams_hold_whole_characters_and_leak_no_stop_text() {
+    // Hazards E1 and E2, with each byte a token.
+    let text = "a👩‍👩‍👧b日本語c ENDED e\u{301}";
+    let model = FakeModel { reply: text.to_owned(), ..FakeModel::new("emoji", ModelKind::Chat, MB) };
+    let h = Harness::with(vec![model], |_| ());
+    let stops: [&[&str]; 4] = [&[], &["END"], &["👧"], &["語c", "zz"]];
+    let expected = [text, "a👩‍👩‍👧b日本語c ", "a👩‍👩‍", "a👩‍👩‍👧b日本"];
+    let callers: Vec<_> = (0..16)
+        .map(|n| {
+            let engine = h.engine.clone();
+            go(move || {
+                let stop = stops[n % 4].iter().map(|&stop| stop.to_owned()).collect();
+                let answer = answer(&engine, GenerateRequest { stop, ..ask("emoji") }).unwrap();
+                (n, answer)
+            })
+        })
+        .collect();
+    for caller in callers {
+        let (n, answer) = caller.join().unwrap();
+        assert_eq!(answer.text, expected[n % 4]);
+        assert_eq!(answer.summary.stop_index, [None, Some(0), Some(0), Some(0)][n % 4]);
+    }
+    h.assert_at_rest();
+}
