@@ -136,7 +136,15 @@ pub(super) async fn run(shared: &Arc<Shared>, request: EmbedRequest) -> Result<E
         }
     }
     let timings = Timings::of_batches(began, queue, load, computing);
-    Ok(Embeddings { data: vectors.concat(), dimensions, pooling: spec.pooling_name(), prompt_tokens, dropped_tokens, timings, provenance })
+    Ok(Embeddings {
+        data: vectors.concat(),
+        dimensions,
+        pooling: spec.pooling_name(),
+        prompt_tokens,
+        dropped_tokens,
+        timings,
+        provenance,
+    })
 }
 
 fn prompt_of(spec: &ModelSpec, name: Option<&str>) -> Result<String> {

@@ -524,7 +524,17 @@ async fn load(
             limits.lock().loaded(made.map(|loaded| (loaded.slot, loaded.weight_bytes)), &mut **bench);
             let loaded = loaded.unwrap_or_else(|panic| resume_unwind(panic))?;
             let (slot, weights, token) = (loaded.slot, loaded.weight_bytes, context.token);
-            let model = Arc::new(Model { provenance: provenance(&spec, owner.device()), spec, text, slot, weights, token, owner: residency, device: owner, drain });
+            let model = Arc::new(Model {
+                provenance: provenance(&spec, owner.device()),
+                spec,
+                text,
+                slot,
+                weights,
+                token,
+                owner: residency,
+                device: owner,
+                drain,
+            });
             // A cancel that came with the last report still counts (hazard D9).
             context.cancel.check()?;
             *own.lock() = Some(Arc::clone(&model));

@@ -126,12 +126,19 @@ impl Texts {
     }
 }
 
+#[derive(Debug, Clone, Copy)]
+struct Decoding {
+    tokens: usize,
+    /// When it last made a step.
+    turn: u64,
+}
+
 /// One model's work. Numbers of rows are their tokens.
 #[derive(Debug, Default)]
 struct Lane {
     waiting: BTreeMap<Id, usize>,
     prefilling: BTreeMap<Id, usize>,
-    decoding: BTreeMap<Id, usize>,
+    decoding: BTreeMap<Id, Decoding>,
     scoring: BTreeSet<Id>,
     texts: Texts,
 }
@@ -151,12 +158,14 @@ impl Lane {
             return Some(id);
         }
         let (&id, &tokens) = self.waiting.first_key_value()?;
-        let active = self.decoding.len();
-        if active >= capacity.max(1) {
+        // A row whose reader is behind takes no place from one that could run; it has its memory still.
+        let running = self.decoding.keys().filter(|&&id| conditions.can_step(id)).count();
+        if running >= capacity.max(1) {
             return None;
         }
+        let active = self.decoding.len();
         // Rows of a batch lie in slots as long as the longest one needs.
-        let longest = self.decoding.values().copied().chain([tokens]).max().unwrap_or(0) + 1;
+        let longest = self.decoding.values().map(|row| row.tokens).chain([tokens]).max().unwrap_or(0) + 1;
         let padded = (active + 1) * usize::try_from(rounded(i32::try_from(longest).unwrap_or(i32::MAX - 256))).unwrap_or(0);
         if active > 0 && !conditions.may_join(id, padded) {
             return None;
@@ -176,11 +185,13 @@ pub(crate) struct Scheduler {
     /// Models that have not made their decode step in this round.
     round: VecDeque<Slot>,
     last_bulk: Option<(Slot, Bulk)>,
+    /// Decode steps decided.
+    turn: u64,
 }
 
 impl Scheduler {
     pub(crate) fn new(sizes: Sizes) -> Self {
-        Self { sizes, lanes: BTreeMap::new(), models: BTreeMap::new(), round: VecDeque::new(), last_bulk: None }
+        Self { sizes, lanes: BTreeMap::new(), models: BTreeMap::new(), round: VecDeque::new(), last_bulk: None, turn: 0 }
     }
 
     pub(crate) fn set_sizes(&mut self, sizes: Sizes) {
@@ -212,16 +223,16 @@ impl Scheduler {
         if let Some(lane) = self.models.get(&id).and_then(|slot| self.lanes.get_mut(slot))
             && let Some(tokens) = lane.prefilling.remove(&id)
         {
-            lane.decoding.insert(id, tokens + 1);
+            lane.decoding.insert(id, Decoding { tokens: tokens + 1, turn: self.turn });
         }
     }
 
     /// A row has got another token.
     pub(crate) fn stepped(&mut self, id: Id) {
-        if let Some(tokens) =
+        if let Some(row) =
             self.models.get(&id).and_then(|slot| self.lanes.get_mut(slot)).and_then(|lane| lane.decoding.get_mut(&id))
         {
-            *tokens += 1;
+            row.tokens += 1;
         }
     }
 
@@ -249,9 +260,22 @@ impl Scheduler {
         // Twice: what is left of this round and its bulk, then a whole round.
         for _ in 0..2 {
             while let Some(slot) = self.round.pop_front() {
-                let Some(lane) = self.lanes.get(&slot) else { continue };
-                let rows: Vec<Id> = lane.decoding.keys().copied().filter(|&id| conditions.can_step(id)).collect();
+                let Some(lane) = self.lanes.get_mut(&slot) else { continue };
+                let mut rows: Vec<Id> = lane.decoding.keys().copied().filter(|&id| conditions.can_step(id)).collect();
+                let capacity = self.sizes.capacity.max(1);
+                if rows.len() > capacity {
+                    // Readers that were behind have come back: who waited longest goes first.
+                    rows.sort_by_key(|id| (lane.decoding[id].turn, *id));
+                    rows.truncate(capacity);
+                    rows.sort();
+                }
                 if !rows.is_empty() {
+                    self.turn += 1;
+                    for id in &rows {
+                        if let Some(row) = lane.decoding.get_mut(id) {
+                            row.turn = self.turn;
+                        }
+                    }
                     return Some(Unit::Decode { slot, rows });
                 }
             }

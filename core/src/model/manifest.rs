@@ -54,7 +54,9 @@ impl Manifest {
         for (name, digest) in written.files {
             let plain = Path::new(&name).components().all(|part| matches!(part, std::path::Component::Normal(_)));
             if name.is_empty() || !plain {
-                return Err(Error::invalid(format!("the manifest names {name:?}, which is not a file below the model's directory")));
+                return Err(Error::invalid(format!(
+                    "the manifest names {name:?}, which is not a file below the model's directory"
+                )));
             }
             if digest.len() != 64 || !digest.bytes().all(|byte| byte.is_ascii_hexdigit()) {
                 return Err(Error::invalid(format!("the manifest's digest of {name:?} is not 64 hexadecimal digits")));

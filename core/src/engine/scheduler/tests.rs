@@ -117,6 +117,27 @@ fn a_stalled_reader_holds_up_its_own_row_only() {
 }
 
 #[test]
+fn rows_with_readers_behind_take_no_place_and_share_the_capacity_when_they_are_back() {
+    let mut scheduler = scheduler();
+    let mut mock = Mock { stalled: [Id(1), Id(2)].into(), ..Mock::default() };
+    for id in 1..=4 {
+        scheduler.add_row(Id(id), Slot(0), 10);
+        while !matches!(scheduler.next(&mut mock), Some(Unit::Prefill { id: found, .. }) if found == Id(id)) {}
+        scheduler.prefilled(Id(id));
+    }
+    mock.stalled.clear();
+    let mut steps = BTreeMap::new();
+    for _ in 0..8 {
+        let Some(Unit::Decode { rows, .. }) = scheduler.next(&mut mock) else { panic!("there are rows") };
+        assert_eq!(rows.len(), 2);
+        for id in rows {
+            *steps.entry(id).or_insert(0) += 1;
+        }
+    }
+    assert!(steps.len() == 4 && steps.values().all(|&steps| steps == 4), "{steps:?}");
+}
+
+#[test]
 fn a_row_joins_when_its_padded_batch_fits_and_always_when_it_is_alone() {
     let mut scheduler = scheduler();
     let mut tight = Mock { room: Some(600), ..Mock::default() };
