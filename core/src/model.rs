@@ -22,8 +22,8 @@ mod manifest;
 mod pooling;
 
 use config::{BertConfig, DecoderConfig, DecoderDefaults, Fields, labels_of};
-pub use manifest::Manifest;
 pub(crate) use pooling::Pooling;
+pub use manifest::Manifest;
 pub use pooling::PoolingMode;
 
 /// What a model is for.
@@ -421,7 +421,7 @@ impl ModelSpec {
         let config = DecoderConfig::from_gguf(header, &family, &defaults)?;
         let survey = Survey::gguf(header)?;
         let float = options.float.unwrap_or(if on_cpu { FloatType::Float32 } else { FloatType::Float16 });
-        let layout = Layout { float, dequantize: options.dequantize.unwrap_or(on_cpu) && survey.is_quantized(), join: !on_cpu };
+        let layout = Layout { float, dequantize: options.dequantize.unwrap_or(on_cpu) && survey.is_quantized() };
         let context = usize::try_from(config.context).unwrap_or(0);
         // llama.cpp's converter pairs neighbouring rotary dimensions for llama only.
         let interleaved = family == "llama";
@@ -518,7 +518,7 @@ fn layout(survey: &Survey, config: &Fields, options: &LoadOptions, on_cpu: bool)
         _ => survey.stored_float().unwrap_or(FloatType::BFloat16),
     };
     let float = options.float.unwrap_or(if on_cpu { FloatType::Float32 } else { stored });
-    Ok(Layout { float, dequantize: options.dequantize.unwrap_or(on_cpu) && survey.is_quantized(), join: !on_cpu })
+    Ok(Layout { float, dequantize: options.dequantize.unwrap_or(on_cpu) && survey.is_quantized() })
 }
 
 /// How many labels the classifier has, and how they make a score (spec 5.2).

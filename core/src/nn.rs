@@ -80,58 +80,6 @@ impl Linear {
         Ok(Self { weight, transposed, bias })
     }
 
-    fn width(&self) -> i32 {
-        match &self.weight {
-            Matrix::Dense(weight) => weight.dim(0),
-            Matrix::Affine { packed, .. } => packed.dim(0),
-        }
-    }
-
-    /// All layers as one whose outputs follow one another; `None` when they are not stored alike. Evaluated here, so that the parts'
-    /// memory is free as soon as they go.
-    fn concatenated(parts: &[Self]) -> Result<Option<Self>> {
-        let stack = |arrays: Option<Vec<&Array>>| -> Result<Option<Array>> {
-            let Some(arrays) = arrays else { return Ok(None) };
-            if arrays.windows(2).any(|pair| pair[0].dtype() != pair[1].dtype()) {
-                return Ok(None);
-            }
-            Ok(Some(ops::concatenate(&arrays, 0)?))
-        };
-        let matrices: Option<Vec<Vec<&Array>>> = match &parts[0].weight {
-            Matrix::Dense(_) => {
-                parts.iter().map(|part| matches!(part.weight, Matrix::Dense(_)).then(|| part.weight.arrays())).collect()
-            }
-            Matrix::Affine { group_size, bits, .. } => {
-                let alike = |part: &Self| match &part.weight {
-                    Matrix::Affine { group_size: group, bits: width, .. } => (group, width) == (group_size, bits),
-                    Matrix::Dense(_) => false,
-                };
-                parts.iter().map(|part| alike(part).then(|| part.weight.arrays())).collect()
-            }
-        };
-        let Some(matrices) = matrices else { return Ok(None) };
-        let mut stacked = Vec::new();
-        for index in 0..matrices[0].len() {
-            let Some(array) = stack(Some(matrices.iter().map(|arrays| arrays[index]).collect()))? else { return Ok(None) };
-            stacked.push(array);
-        }
-        let biases: Vec<&Array> = parts.iter().filter_map(|part| part.bias.as_ref()).collect();
-        if !biases.is_empty() && biases.len() != parts.len() {
-            return Ok(None);
-        }
-        let bias = stack((!biases.is_empty()).then_some(biases))?;
-        mlx_rs::transforms::eval(stacked.iter().chain(&bias))?;
-        let mut stacked = stacked.into_iter();
-        let weight = match (&parts[0].weight, stacked.next(), stacked.next(), stacked.next()) {
-            (Matrix::Dense(_), Some(weight), ..) => Matrix::Dense(weight),
-            (Matrix::Affine { group_size, bits, .. }, Some(packed), Some(scales), Some(biases)) => {
-                Matrix::Affine { packed, scales, biases, group_size: *group_size, bits: *bits }
-            }
-            _ => return Ok(None),
-        };
-        Self::new(weight, bias).map(Some)
-    }
-
     /// `[.., in]` -> `[.., out]`.
     pub(crate) fn forward(&self, x: &Array) -> Result<Array> {
         let y = match (&self.weight, &self.transposed, &self.bias) {
@@ -145,57 +93,6 @@ impl Linear {
         match &self.bias {
             Some(bias) => Ok(ops::add(y, bias)?),
             None => Ok(y),
-        }
-    }
-}
-
-/// Linear layers that read the same input: one product where that pays.
-#[derive(Debug)]
-pub(crate) enum Parallel {
-    /// One layer, and where each part but the first begins among its outputs.
-    One {
-        linear: Linear,
-        cuts: Vec<i32>,
-    },
-    Each(Vec<Linear>),
-}
-
-impl Parallel {
-    /// Joins the parts when asked, if they are stored alike. A GPU spends a small product's time on starting it; a CPU would pay for
-    /// taking the outputs apart.
-    pub(crate) fn new(parts: Vec<Linear>, join: bool) -> Result<Self> {
-        let joined = if join { Linear::concatenated(&parts)? } else { None };
-        let Some(linear) = joined else { return Ok(Self::Each(parts)) };
-        let mut end = 0;
-        let mut cuts: Vec<i32> = parts
-            .iter()
-            .map(|part| {
-                end += part.width();
-                end
-            })
-            .collect();
-        cuts.pop();
-        Ok(Self::One { linear, cuts })
-    }
-
-    /// The outputs of every part for `[B, L, in]`; of the first part for the last `tail` positions only.
-    pub(crate) fn forward(&self, x: &Array, tail: i32) -> Result<Vec<Array>> {
-        let last = |array: &Array| -> Result<Array> {
-            let len = array.dim(1);
-            if tail == len { Ok(array.clone()) } else { Ok(array.try_index((.., len - tail.., ..))?) }
-        };
-        match self {
-            Self::One { linear, cuts } => {
-                let mut outputs = linear.forward(x)?.split_at_indices(cuts, -1)?;
-                if let Some(first) = outputs.first_mut() {
-                    *first = last(first)?;
-                }
-                Ok(outputs)
-            }
-            Self::Each(parts) => {
-                let inputs = parts.iter().enumerate().map(|(index, part)| (index == 0, part));
-                inputs.map(|(is_first, part)| if is_first { part.forward(&last(x)?) } else { part.forward(x) }).collect()
-            }
         }
     }
 }

@@ -50,8 +50,6 @@ pub(crate) struct Layout {
     pub(crate) float: FloatType,
     /// Quantised matrices are expanded to `float`.
     pub(crate) dequantize: bool,
-    /// Layers that read the same input become one.
-    pub(crate) join: bool,
 }
 
 /// One tensor as its file describes it.
@@ -533,11 +531,6 @@ impl<'a> Weights<'a> {
         };
         self.finish(&name, stored, &matrix.arrays()[..1])?;
         Ok(matrix)
-    }
-
-    /// Whether layers that read the same input are to become one.
-    pub(crate) fn joins(&self) -> bool {
-        self.layout.join
     }
 
     pub(crate) fn linear(&mut self, path: &str, out: i32, input: i32, bias: bool) -> Result<Linear> {

@@ -10,14 +10,16 @@ use super::Decoder;
 use crate::error::{Error, Result};
 use crate::kv_cache::{KvCache, LayerCache, Pass};
 use crate::model::config::{DecoderConfig, DecoderDefaults, RopeScaling};
-use crate::nn::{Embedding, Linear, Parallel, RmsNorm, Rope, join_heads, silu, split_heads};
+use crate::nn::{Embedding, Linear, RmsNorm, Rope, join_heads, silu, split_heads};
 use crate::weights::Weights;
 
 /// What transformers' `LlamaConfig` assumes when config.json is silent.
 pub(crate) const DEFAULTS: DecoderDefaults = DecoderDefaults { qkv_bias: None, qk_norm: false, rms_eps: 1e-6, head_dim: None };
 
 struct Attention {
-    qkv: Parallel,
+    q: Linear,
+    k: Linear,
+    v: Linear,
     o: Linear,
     q_norm: Option<RmsNorm>,
     k_norm: Option<RmsNorm>,
@@ -36,13 +38,10 @@ impl Attention {
         let (q_norm, k_norm) = (norm("q_norm")?, norm("k_norm")?);
         #[allow(clippy::cast_precision_loss)] // a head is far narrower than 2^24
         let scale = (head_dim as f32).sqrt().recip();
-        let qkv = vec![
-            weights.linear(&format!("{path}.q_proj"), wide, hidden, config.qkv_bias)?,
-            weights.linear(&format!("{path}.k_proj"), narrow, hidden, config.qkv_bias)?,
-            weights.linear(&format!("{path}.v_proj"), narrow, hidden, config.qkv_bias)?,
-        ];
         Ok(Self {
-            qkv: Parallel::new(qkv, weights.joins())?,
+            q: weights.linear(&format!("{path}.q_proj"), wide, hidden, config.qkv_bias)?,
+            k: weights.linear(&format!("{path}.k_proj"), narrow, hidden, config.qkv_bias)?,
+            v: weights.linear(&format!("{path}.v_proj"), narrow, hidden, config.qkv_bias)?,
             o: weights.linear(&format!("{path}.o_proj"), hidden, wide, config.output_bias)?,
             q_norm,
             k_norm,
@@ -52,16 +51,14 @@ impl Attention {
         })
     }
 
-    /// The last `queries` positions of `x` are attended from: all, or only the last one.
-    fn forward(&self, x: &Array, queries: i32, rope: &Rope, cache: &mut LayerCache, pass: &Pass) -> Result<Array> {
+    /// `queries` are the positions attended from: all of `x`, or only its last one.
+    fn forward(&self, x: &Array, queries: &Array, rope: &Rope, cache: &mut LayerCache, pass: &Pass) -> Result<Array> {
         let normed =
             |norm: &Option<RmsNorm>, heads: Array| norm.as_ref().map_or_else(|| Ok(heads.clone()), |norm| norm.forward(&heads));
-        let outputs = self.qkv.forward(x, queries)?;
-        let [q, k, v] = outputs.as_slice() else { return Err(Error::internal("an attention without its three projections")) };
-        let q = normed(&self.q_norm, split_heads(q, self.heads)?)?;
-        let k = normed(&self.k_norm, split_heads(k, self.kv_heads)?)?;
-        let v = split_heads(v, self.kv_heads)?;
-        let q = rope.forward(&q, pass.offset(x.dim(1) - queries))?;
+        let q = normed(&self.q_norm, split_heads(&self.q.forward(queries)?, self.heads)?)?;
+        let k = normed(&self.k_norm, split_heads(&self.k.forward(x)?, self.kv_heads)?)?;
+        let v = split_heads(&self.v.forward(x)?, self.kv_heads)?;
+        let q = rope.forward(&q, pass.offset(x.dim(1) - queries.dim(1)))?;
         let (k, v) = cache.append(&rope.forward(&k, pass.offset(0))?, &v, pass)?;
         // One query sees everything before it; several need the causal mask, which MLX aligns to the end of the keys.
         let mask = match pass.mask() {
@@ -75,27 +72,24 @@ impl Attention {
 }
 
 struct Mlp {
-    gate_up: Parallel,
+    gate: Linear,
+    up: Linear,
     down: Linear,
 }
 
 impl Mlp {
     fn load(weights: &mut Weights<'_>, path: &str, config: &DecoderConfig) -> Result<Self> {
         let (hidden, inner, bias) = (config.hidden, config.intermediate, config.mlp_bias);
-        let gate_up = vec![
-            weights.linear(&format!("{path}.gate_proj"), inner, hidden, bias)?,
-            weights.linear(&format!("{path}.up_proj"), inner, hidden, bias)?,
-        ];
         Ok(Self {
-            gate_up: Parallel::new(gate_up, weights.joins())?,
+            gate: weights.linear(&format!("{path}.gate_proj"), inner, hidden, bias)?,
+            up: weights.linear(&format!("{path}.up_proj"), inner, hidden, bias)?,
             down: weights.linear(&format!("{path}.down_proj"), hidden, inner, bias)?,
         })
     }
 
     fn forward(&self, x: &Array) -> Result<Array> {
-        let outputs = self.gate_up.forward(x, x.dim(1))?;
-        let [gate, up] = outputs.as_slice() else { return Err(Error::internal("an MLP without its two projections")) };
-        self.down.forward(&ops::multiply(silu(gate)?, up)?)
+        let gated = silu(&self.gate.forward(x)?)?;
+        self.down.forward(&ops::multiply(gated, self.up.forward(x)?)?)
     }
 }
 
@@ -157,12 +151,12 @@ impl Llama {
         let pass = cache.pass(ids.dim(1))?;
         for (index, layer) in self.layers.iter().enumerate() {
             let normed = layer.before_attention.forward(&x)?;
-            let mut queries = x.dim(1);
-            if last_only && index + 1 == self.layers.len() && queries > 1 {
-                queries = 1;
+            let mut queries = normed.clone();
+            if last_only && index + 1 == self.layers.len() && x.dim(1) > 1 {
+                queries = last_position(&normed)?;
                 x = last_position(&x)?;
             }
-            x = ops::add(x, layer.attention.forward(&normed, queries, &self.rope, cache.layer(index), &pass)?)?;
+            x = ops::add(x, layer.attention.forward(&normed, &queries, &self.rope, cache.layer(index), &pass)?)?;
             x = ops::add(&x, layer.mlp.forward(&layer.before_mlp.forward(&x)?)?)?;
         }
         cache.advance(&pass);
