@@ -6,6 +6,7 @@ mod bench;
 mod check;
 mod demo;
 mod error;
+mod header;
 mod models;
 mod mutants;
 mod paths;
@@ -67,6 +68,8 @@ enum Verb {
     },
     /// Format, lints, documentation, file lengths, generated files: fail on any difference
     Check,
+    /// Write include/hob.h and the list of exported functions anew
+    Header,
     /// Measure: core's own benchmarks, then Hob beside other stacks, printed as ratios
     Bench {
         /// Only this one: criterion or peers
@@ -115,6 +118,7 @@ fn run(verb: Verb) -> Result<()> {
         Verb::Demo { reranker, extra } => demo::run(reranker.as_deref(), &extra),
         Verb::Test { suite, extra } => suites::run(suite.as_deref(), &extra),
         Verb::Check => check::run(),
+        Verb::Header => header::run(),
         Verb::Bench { only, rounds, extra } => bench::run(&bench::Options { only, rounds, extra }),
         Verb::Mutants { scripted, generated, only, shard, extra } => {
             mutants::run(&mutants::Options { scripted, generated, only, shard, extra })
