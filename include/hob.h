@@ -2234,6 +2234,11 @@ hob_status hob_abi_check(uint32_t header_abi_version,
 }  // extern "C"
 #endif  // __cplusplus
 
+/**
+ * For any length of a text: up to its terminating NUL. What the INIT macros set.
+ */
+#define HOB_NUL_TERMINATED SIZE_MAX
+
 /* A hob_str of a NUL-terminated text, for arrays of texts. */
 #define HOB_STR(text) { (text), HOB_NUL_TERMINATED }
 
