@@ -14,7 +14,6 @@ use crate::{
     error::{At, Error, Result},
     header, paths,
     proc::{self, capture, open},
-    setup,
     workspace::Workspace,
 };
 
@@ -59,7 +58,7 @@ struct Build {
 
 /// Runs all programs; prints each test and the sum as cargo does.
 pub(crate) fn run(sanitizer: Option<Sanitizer>) -> Result<()> {
-    setup::ensure()?;
+    // `test` has run `setup`; a folder with links to another checkout's native parts must not.
     let target = Workspace::read()?.target_directory()?;
     let build = match sanitizer {
         None => plain(&target)?,
