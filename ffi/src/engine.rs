@@ -153,7 +153,7 @@ pub unsafe extern "C" fn hob_engine_open(
 }
 
 /// How far a load is: 0 to 1. Called on the thread that called `hob_engine_load`; may call Hob. A value other than 0 stops the
-/// load, which then fails with HOB_CALLBACK.
+/// load, and the call fails with HOB_CALLBACK (a load that was near its end may have made the model resident all the same).
 pub type hob_progress_fn = Option<unsafe extern "C" fn(user_data: *mut c_void, fraction: f32) -> i32>;
 
 /// Makes a model resident without using it, and blocks this thread until it is. A model is a directory (Hugging Face or MLX layout),
@@ -189,35 +189,34 @@ pub unsafe extern "C" fn hob_engine_load(
             options.cancel = Some(stop.clone());
             let mut events = engine.pool().events(256);
             let mut stopped = None;
-            let mut report = |fraction: f32| {
-                if stopped.is_none() {
-                    let answer = progress(data.pointer(), fraction);
+            let mut report = |event: Received| match event {
+                Received::Event(PoolEvent::LoadProgress { key: of, percent, .. }) if of == key && stopped.is_none() => {
+                    let answer = progress(data.pointer(), f32::from(percent) / 100.0);
                     if answer != 0 {
                         stopped = Some(answer);
                         stop.cancel();
                     }
                 }
+                _ => {}
             };
             let loaded = {
                 let mut load = pin!(engine.load(reference, options));
                 let signal = Arc::new(wait::Signal::default());
                 signal.wait(-1, |context| {
                     loop {
-                        let event = {
-                            let next = pin!(events.next());
-                            next.poll(context)
-                        };
-                        match event {
-                            Poll::Ready(Some(Received::Event(PoolEvent::LoadProgress { key: of, percent, .. }))) if of == key => {
-                                report(f32::from(percent) / 100.0);
-                            }
-                            Poll::Ready(Some(_)) => {}
+                        let next = pin!(events.next());
+                        match next.poll(context) {
+                            Poll::Ready(Some(event)) => report(event),
                             Poll::Ready(None) | Poll::Pending => break,
                         }
                     }
                     load.as_mut().poll(context)
                 })
             };
+            // What was told between the last look and the end.
+            while let Some(event) = events.try_next() {
+                report(event);
+            }
             match (loaded, stopped) {
                 (_, Some(answer)) => Err(of_callback("the progress callback", answer)),
                 (Some(info), None) => finish_load(out_info, &info?),

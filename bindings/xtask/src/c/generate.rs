@@ -173,6 +173,7 @@ pub(super) fn nulls(header: &str) -> Result<String> {
     for function in &functions {
         let gives_back = function.name.ends_with("_free") || function.name.ends_with("_release");
         let pointers: Vec<usize> = (0..function.parameters.len()).filter(|&at| is_pointer(&function.parameters[at].0)).collect();
+        let can_fail = function.parameters.iter().any(|(_, name)| name == "out_error");
         let required = |at: usize| {
             let parameter = &function.parameters[at].1;
             !NULLABLE.iter().any(|(of, name)| name == parameter && (*of == "*" || *of == function.name))
@@ -192,7 +193,8 @@ pub(super) fn nulls(header: &str) -> Result<String> {
             }
             let call = format!("{}({})", function.name, arguments.join(", "));
             program.push_str(&match function.returns.as_str() {
-                "hob_status" if function.name.ends_with("_reason") || function.name.ends_with("_cancelled") => format!("  (void){call};\n"),
+                // Without an error to give, a status is an answer.
+                "hob_status" if !can_fail => format!("  (void){call};\n"),
                 "hob_status" if null.iter().any(|&at| required(at)) => format!("  refused({call});\n"),
                 "hob_status" => format!("  allowed({call});\n"),
                 "void" => format!("  {call};\n"),
