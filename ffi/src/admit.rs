@@ -66,14 +66,22 @@ pub unsafe extern "C" fn hob_load_context_cancelled(context: *const hob_load_con
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hob_load_context_progress(context: *const hob_load_context, fraction: f32) {
     // SAFETY: as the header asks.
-    quiet((), || if let Some(loading) = unsafe { loading(context) } { loading.context.progress.report(fraction) });
+    quiet((), || {
+        if let Some(loading) = unsafe { loading(context) } {
+            loading.context.progress.report(fraction)
+        }
+    });
 }
 
 /// Reports the bytes that the resident really takes; the charge is corrected to that. Nothing for NULL. (Since 0.1)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hob_load_context_set_measured(context: *const hob_load_context, bytes: u64) {
     // SAFETY: as the header asks.
-    quiet((), || if let Some(loading) = unsafe { loading(context) } { *loading.measured.lock() = Some(bytes) });
+    quiet((), || {
+        if let Some(loading) = unsafe { loading(context) } {
+            *loading.measured.lock() = Some(bytes)
+        }
+    });
 }
 
 /// A request for residency. Borrowed for the call; `user_data` is shared by the three callbacks, and `drop_user_data` is called once,

@@ -48,7 +48,10 @@ where
                 Err(payload) => {
                     held.poison();
                     forget(payload);
-                    Err(Error::new(ErrorKind::Internal, "a call into Hob panicked, and its handle is unusable now; this is a fault in Hob"))
+                    Err(Error::new(
+                        ErrorKind::Internal,
+                        "a call into Hob panicked, and its handle is unusable now; this is a fault in Hob",
+                    ))
                 }
             }
         })

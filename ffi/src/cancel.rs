@@ -39,10 +39,7 @@ pub unsafe extern "C" fn hob_cancel_token_child(parent: *const hob_cancel_token)
 /// A child that is also cancelled, as a timeout, in `timeout_ms` milliseconds from now. `parent` may be NULL. The caller owns one
 /// count. Any thread. (Since 0.1)
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hob_cancel_token_with_deadline(
-    parent: *const hob_cancel_token,
-    timeout_ms: u64,
-) -> *mut hob_cancel_token {
+pub unsafe extern "C" fn hob_cancel_token_with_deadline(parent: *const hob_cancel_token, timeout_ms: u64) -> *mut hob_cancel_token {
     quiet(nothing(), || {
         // SAFETY: as the header asks.
         let parent = unsafe { raw::borrow(parent) }.map_or_else(CancelToken::new, |parent| (**parent).clone());

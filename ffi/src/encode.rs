@@ -94,7 +94,8 @@ pub unsafe extern "C" fn hob_engine_embed(
                 return Err(raw::null("options"));
             }
             let given = raw::read_sized(options)?;
-            let mut wanted = EmbedRequest::new(model(given.model, given.model_len)?, texts(given.texts, given.text_count, "texts")?);
+            let mut wanted =
+                EmbedRequest::new(model(given.model, given.model_len)?, texts(given.texts, given.text_count, "texts")?);
             wanted.prompt_name = raw::optional_text(given.prompt_name, given.prompt_name_len, "prompt_name")?.map(str::to_owned);
             wanted.dimensions = (given.dimensions > 0).then(|| size("dimensions", given.dimensions)).transpose()?;
             wanted.normalize = match choice("normalize", given.normalize)? {
@@ -350,7 +351,11 @@ unsafe fn decide_request(options: *const hob_decide_options) -> Result<DecideReq
         let given = raw::read_sized(options)?;
         Ok(DecideRequest {
             model: model(given.model, given.model_len)?.to_owned(),
-            prompt: prompt((given.messages_json, given.messages_json_len), (given.prompt, given.prompt_len), (std::ptr::null(), 0))?,
+            prompt: prompt(
+                (given.messages_json, given.messages_json_len),
+                (given.prompt, given.prompt_len),
+                (std::ptr::null(), 0),
+            )?,
             render: render(given.render_json, given.render_json_len)?,
             answers: texts(given.answers, given.answer_count, "answers")?,
             decision: match given.decision {

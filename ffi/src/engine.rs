@@ -372,7 +372,11 @@ pub unsafe extern "C" fn hob_engine_pause(
 /// on in the background. Closing again is allowed. Any thread but Hob's own. An error tells of releases that failed; the engine is
 /// closed all the same. (Since 0.1)
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hob_engine_close(engine: *const hob_engine, out_stopped: *mut i32, out_error: *mut *mut hob_error) -> hob_status {
+pub unsafe extern "C" fn hob_engine_close(
+    engine: *const hob_engine,
+    out_stopped: *mut i32,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
     // SAFETY: as the header asks.
     unsafe {
         enter_shared(engine, "engine", out_error, |inner: &EngineInner| {

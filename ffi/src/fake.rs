@@ -90,7 +90,10 @@ pub unsafe extern "C" fn hob_engine_fake_script(
         enter_shared(engine, "engine", out_error, |inner: &EngineInner| {
             let point = point_of(raw::text(point, point_len, "point")?)?;
             let Some(device) = &inner.fake else {
-                return Err(Error::new(ErrorKind::Unsupported, "this engine's device is a real one; open it with hob_engine_open_fake"));
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "this engine's device is a real one; open it with hob_engine_open_fake",
+                ));
             };
             match action {
                 HOB_FAKE_HOLD => device.hold(point),

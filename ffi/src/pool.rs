@@ -156,9 +156,7 @@ pub unsafe extern "C" fn hob_pool_begin_use(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hob_pool_end_use(pool: *const hob_pool, token: u64, out_error: *mut *mut hob_error) -> hob_status {
     // SAFETY: as the header asks.
-    unsafe {
-        enter_shared(pool, "pool", out_error, |inner: &PoolInner| present(inner.pool.end_use(Token::from_u64(token))))
-    }
+    unsafe { enter_shared(pool, "pool", out_error, |inner: &PoolInner| present(inner.pool.end_use(Token::from_u64(token)))) }
 }
 
 /// The token of a resident entry, without a use. HOB_ABSENT when the pool does not hold the key. Any thread. (Since 0.1)
@@ -274,9 +272,7 @@ pub unsafe extern "C" fn hob_pool_set_idle(
     out_error: *mut *mut hob_error,
 ) -> hob_status {
     // SAFETY: as the header asks.
-    unsafe {
-        about(pool, (key, key_len), out_error, |pool, key| present(pool.set_idle(&key, idle("policy", policy, seconds)?)))
-    }
+    unsafe { about(pool, (key, key_len), out_error, |pool, key| present(pool.set_idle(&key, idle("policy", policy, seconds)?))) }
 }
 
 /// Changes the pool's idle policy: HOB_IDLE_... Any thread. (Since 0.1)
@@ -342,9 +338,7 @@ pub unsafe extern "C" fn hob_pool_set_measured(
 ) -> hob_status {
     // SAFETY: as the header asks.
     unsafe {
-        enter_shared(pool, "pool", out_error, |inner: &PoolInner| {
-            present(inner.pool.set_measured(Token::from_u64(token), bytes))
-        })
+        enter_shared(pool, "pool", out_error, |inner: &PoolInner| present(inner.pool.set_measured(Token::from_u64(token), bytes)))
     }
 }
 
@@ -447,7 +441,8 @@ pub unsafe extern "C" fn hob_pool_plan(
     unsafe {
         about(pool, (key, key_len), out_error, |pool, key| {
             out(out_plan, "out_plan")?;
-            let Plan { verdict, fits, required_bytes, free_bytes, evict, .. } = pool.plan(&key, cost_bytes, no_room(no_room_policy)?);
+            let Plan { verdict, fits, required_bytes, free_bytes, evict, .. } =
+                pool.plan(&key, cost_bytes, no_room(no_room_policy)?);
             done(out_plan, buffer::json(&PlanJson { verdict, fits, required_bytes, free_bytes, evict })?)
         })
     }
@@ -531,7 +526,11 @@ pub unsafe extern "C" fn hob_pool_charge(pool: *const hob_pool, bytes: u64) -> *
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hob_charge_set(charge: *mut hob_charge, bytes: u64) {
     // SAFETY: as the header asks.
-    quiet((), || if let Some(charge) = unsafe { raw::borrow(charge) } { charge.lock().set(bytes) });
+    quiet((), || {
+        if let Some(charge) = unsafe { raw::borrow(charge) } {
+            charge.lock().set(bytes)
+        }
+    });
 }
 
 /// Takes a charge off the account. NULL is allowed. Any thread. (Since 0.1)

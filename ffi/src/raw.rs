@@ -206,7 +206,10 @@ pub(crate) unsafe fn read_sized<T: Sized32>(pointer: *const T) -> Result<T> {
     if tail.iter().any(|&byte| byte != 0) {
         return Err(Error::new(
             ErrorKind::Unsupported,
-            format!("{} has fields that this version of libhob does not know, and they are set; update libhob or leave them 0", T::NAME),
+            format!(
+                "{} has fields that this version of libhob does not know, and they are set; update libhob or leave them 0",
+                T::NAME
+            ),
         ));
     }
     Ok(value)

@@ -348,12 +348,22 @@ impl Lent {
                 seen.kind = HOB_EVENT_CHUNK;
                 (seen.text, seen.text_len) = lend(&mut self.text, chunk.text);
                 (seen.reasoning, seen.reasoning_len) = lend(&mut self.reasoning, chunk.reasoning);
-                self.top = chunk.logprobs.iter().flat_map(|token| &token.top).map(|&(token_id, logprob)| hob_alternative { token_id, logprob }).collect();
+                self.top = chunk
+                    .logprobs
+                    .iter()
+                    .flat_map(|token| &token.top)
+                    .map(|&(token_id, logprob)| hob_alternative { token_id, logprob })
+                    .collect();
                 let mut from = 0;
                 for (token, &token_id) in chunk.logprobs.iter().zip(&chunk.token_ids) {
                     let top = &self.top[from..from + token.top.len()];
                     from += top.len();
-                    self.logprobs.push(hob_token_logprob { token_id, logprob: token.logprob, top: top.as_ptr(), top_count: top.len() });
+                    self.logprobs.push(hob_token_logprob {
+                        token_id,
+                        logprob: token.logprob,
+                        top: top.as_ptr(),
+                        top_count: top.len(),
+                    });
                 }
                 self.token_ids = chunk.token_ids;
                 (seen.token_ids, seen.token_count) = (first(&self.token_ids), self.token_ids.len());
@@ -593,7 +603,11 @@ pub unsafe extern "C" fn hob_stream_set_waker(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hob_stream_cancel(stream: *const hob_stream) {
     // SAFETY: as the header asks.
-    quiet((), || if let Some(inner) = unsafe { raw::share(stream) } { inner.control.cancel() });
+    quiet((), || {
+        if let Some(inner) = unsafe { raw::share(stream) } {
+            inner.control.cancel()
+        }
+    });
 }
 
 /// Ends the generation at its next step with what there is: the stream's end is HOB_EVENT_FINISHED with HOB_FINISH_CANCELLED. NULL is
@@ -601,7 +615,11 @@ pub unsafe extern "C" fn hob_stream_cancel(stream: *const hob_stream) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hob_stream_stop(stream: *const hob_stream) {
     // SAFETY: as the header asks.
-    quiet((), || if let Some(inner) = unsafe { raw::share(stream) } { inner.control.stop() });
+    quiet((), || {
+        if let Some(inner) = unsafe { raw::share(stream) } {
+            inner.control.stop()
+        }
+    });
 }
 
 /// Gives the stream back, and cancels what still runs, without waiting for it. A thread that is inside `hob_stream_next` gets its

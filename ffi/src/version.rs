@@ -39,7 +39,9 @@ pub unsafe extern "C" fn hob_abi_check(header_abi_version: u32, out_error: *mut 
             if header_abi_version == HOB_ABI_VERSION {
                 return Ok(HOB_OK);
             }
-            let text = format!("the program was compiled for ABI {header_abi_version} and this libhob has ABI {HOB_ABI_VERSION}; use a libhob.so.{header_abi_version}");
+            let text = format!(
+                "the program was compiled for ABI {header_abi_version} and this libhob has ABI {HOB_ABI_VERSION}; use a libhob.so.{header_abi_version}"
+            );
             Err(Error::new(ErrorKind::Unsupported, text))
         })
     }

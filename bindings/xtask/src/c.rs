@@ -96,7 +96,9 @@ pub(crate) fn run(sanitizer: Option<Sanitizer>) -> Result<()> {
         let program = build.program("chat", &source("chat"), C)?;
         score.one("chat", || output(&build.command(&program, &[&chat, "Is \"this\" it?"]), &["tokens/s"]));
         for (name, language, compiler) in [("c99", C, "cc"), ("cpp17", CPP, "c++")] {
-            score.one(&format!("header_is_clean_{name}"), || build.compile("headers", &source("headers"), language, compiler).map(|_| ()));
+            score.one(&format!("header_is_clean_{name}"), || {
+                build.compile("headers", &source("headers"), language, compiler).map(|_| ())
+            });
         }
         let layout = build.program("layout", &build.folder.join("layout.c"), C)?;
         score.one("layouts_and_initial_values", || layouts(&build.command(&layout, &[])));
@@ -140,10 +142,12 @@ fn sanitized(sanitizer: Sanitizer, target: &Path) -> Result<Build> {
     let root = capture(Command::new("rustc").args(["--print", "sysroot"]).current_dir(paths::root()), |_| ())?;
     let libs = Path::new(root.trim()).join("lib/rustlib").join(TRIPLE).join("lib");
     // One runtime for C and Rust: rustc's.
-    let runtime = fs::read_dir(&libs).at("read", &libs)?.flatten().map(|entry| entry.path()).find(|path| {
-        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.ends_with(&format!("_rt.{short}.a")))
-    });
-    let runtime = runtime.ok_or_else(|| Error::new(format!("this toolchain has no {short} runtime")).mend("rustup toolchain install stable"))?;
+    let runtime =
+        fs::read_dir(&libs).at("read", &libs)?.flatten().map(|entry| entry.path()).find(|path| {
+            path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.ends_with(&format!("_rt.{short}.a")))
+        });
+    let runtime = runtime
+        .ok_or_else(|| Error::new(format!("this toolchain has no {short} runtime")).mend("rustup toolchain install stable"))?;
     let mlx = paths::native().join("mlx/lib");
     let link = [
         format!("-fsanitize={},undefined", sanitizer.name()),
@@ -186,7 +190,8 @@ impl Build {
         let mut command = Command::new(compiler);
         command.args(STRICT).args(language).arg("-I").arg(paths::root().join("tests/c")).arg(source).args(["-x", "none"]);
         command.args(&self.link).args(["-lpthread", "-lm", "-o"]).arg(&program);
-        capture(&mut command, |_| ()).map_err(|error| error.mend(format!("install {compiler} (Debian, Ubuntu: apt-get install {compiler})")))?;
+        capture(&mut command, |_| ())
+            .map_err(|error| error.mend(format!("install {compiler} (Debian, Ubuntu: apt-get install {compiler})")))?;
         Ok(program)
     }
 
@@ -251,15 +256,20 @@ fn layouts(command: &Command) -> Result<()> {
     let (old, new) = (lines(&before), lines(&now));
     let changed = old.iter().filter(|line| !new.contains(line)).map(|line| format!("- {line}"));
     let added = new.iter().filter(|line| !old.contains(line)).map(|line| format!("+ {line}"));
-    Err(Error::new("layouts differ from tests/c/layout.txt")
-        .output(changed.chain(added).collect::<Vec<_>>())
-        .mend(format!("appended fields are allowed: `{} > tests/c/layout.txt`; anything else needs a new HOB_ABI_VERSION", command.get_program().to_string_lossy())))
+    Err(Error::new("layouts differ from tests/c/layout.txt").output(changed.chain(added).collect::<Vec<_>>()).mend(format!(
+        "appended fields are allowed: `{} > tests/c/layout.txt`; anything else needs a new HOB_ABI_VERSION",
+        command.get_program().to_string_lossy()
+    )))
 }
 
 /// Exactly the functions of the list leave the library.
 fn exports(library: &Path) -> Result<()> {
     let output = capture(Command::new("nm").args(["-D", "--defined-only"]).arg(library), |_| ())?;
-    let mut names: Vec<&str> = output.lines().filter_map(|line| line.split_whitespace().nth(2)).map(|name| name.split('@').next().unwrap_or(name)).collect();
+    let mut names: Vec<&str> = output
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(2))
+        .map(|name| name.split('@').next().unwrap_or(name))
+        .collect();
     names.sort_unstable();
     let path = header::exports_path();
     let list = fs::read_to_string(&path).at("read", &path)?;
@@ -269,7 +279,9 @@ fn exports(library: &Path) -> Result<()> {
     }
     let more = names.iter().filter(|name| !list.contains(name)).map(|name| format!("exported, not in the list: {name}"));
     let less = list.iter().filter(|name| !names.contains(name)).map(|name| format!("in the list, not exported: {name}"));
-    Err(Error::new("libhob's exports differ from tests/c/exports.txt").output(more.chain(less).collect::<Vec<_>>()).mend("cargo xtask header, then look at `git diff`"))
+    Err(Error::new("libhob's exports differ from tests/c/exports.txt")
+        .output(more.chain(less).collect::<Vec<_>>())
+        .mend("cargo xtask header, then look at `git diff`"))
 }
 
 /// README's quick start is the program that is compiled here.
@@ -297,7 +309,8 @@ impl Score {
         again.envs(command.get_envs().filter_map(|(key, value)| Some((key, value?))));
         match capture(&mut again, |_| ()) {
             Ok(output) => {
-                let lines: Vec<&str> = output.lines().filter(|line| line.starts_with("test ") && line.ends_with(" ... ok")).collect();
+                let lines: Vec<&str> =
+                    output.lines().filter(|line| line.starts_with("test ") && line.ends_with(" ... ok")).collect();
                 self.passed += lines.len();
                 println!("{}", lines.join("\n"));
                 if lines.is_empty() {
@@ -325,7 +338,11 @@ impl Score {
 
     fn close(self) -> Result<()> {
         let state = if self.failed.is_empty() { "ok" } else { "FAILED" };
-        println!("test result: {state}. {} passed; {} failed; 0 ignored; 0 measured; 0 filtered out", self.passed, self.failed.len());
+        println!(
+            "test result: {state}. {} passed; {} failed; 0 ignored; 0 measured; 0 filtered out",
+            self.passed,
+            self.failed.len()
+        );
         if self.failed.is_empty() { Ok(()) } else { Err(Error::new(format!("failed: {}", self.failed.join(", ")))) }
     }
 }

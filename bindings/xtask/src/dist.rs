@@ -24,7 +24,10 @@ pub(crate) fn run(folder: Option<&Path>) -> Result<()> {
             .map(|_| ())
     })?;
     lay_out(&target.join("release"), &folder)?;
-    println!("{}: include, lib (libhob and all it needs, found by each other wherever the folder is), pkg-config, CMake", folder.display());
+    println!(
+        "{}: include, lib (libhob and all it needs, found by each other wherever the folder is), pkg-config, CMake",
+        folder.display()
+    );
     Ok(())
 }
 
@@ -35,7 +38,9 @@ pub(crate) fn lay_out(built: &Path, folder: &Path) -> Result<()> {
     }
     if folder.exists() {
         if !folder.join("include/hob.h").is_file() {
-            return Err(Error::new(format!("{} is there and is not what dist lays out", folder.display())).mend("name another folder"));
+            return Err(
+                Error::new(format!("{} is there and is not what dist lays out", folder.display())).mend("name another folder")
+            );
         }
         fs::remove_dir_all(folder).at("empty", folder)?;
     }

@@ -83,7 +83,8 @@ fn structs(bare: &str) -> Vec<Struct> {
 /// A program that prints each struct's size and each field's place, and compares each INIT macro with its function.
 pub(super) fn layout(header: &str) -> Result<String> {
     let bare = bare(header);
-    let mut program = String::from("#include <hob.h>\n#include <stdio.h>\n#include <string.h>\n\nint main(void) {\n  int wrong = 0;\n");
+    let mut program =
+        String::from("#include <hob.h>\n#include <stdio.h>\n#include <string.h>\n\nint main(void) {\n  int wrong = 0;\n");
     let structs = structs(&bare);
     if structs.len() < 10 {
         return Err(Error::new("the header's structs cannot be read: the parser in c/generate.rs needs mending"));
@@ -188,7 +189,8 @@ pub(super) fn nulls(header: &str) -> Result<String> {
             for (at, (kind, name)) in function.parameters.iter().enumerate() {
                 let argument = if null.contains(&at) { Some("NULL".to_owned()) } else { good(&function.name, kind, name) };
                 arguments.push(argument.ok_or_else(|| {
-                    Error::new(format!("{}: no good value for `{kind} {name}` is known", function.name)).mend("add one in c/generate.rs")
+                    Error::new(format!("{}: no good value for `{kind} {name}` is known", function.name))
+                        .mend("add one in c/generate.rs")
                 })?);
             }
             let call = format!("{}({})", function.name, arguments.join(", "));
