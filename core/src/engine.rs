@@ -46,7 +46,9 @@ use serde::Serialize;
 pub use self::backend::DeviceInfo;
 pub use self::decide::{Answer, DecideRequest, Decided, Decision};
 pub use self::embed::{EmbedRequest, Embeddings, Normalize};
-pub use self::generate::{Chunk, Coalesce, Event, Finish, GenerateRequest, Generation, Prompt, RejectedCall, Stream, Summary};
+pub use self::generate::{
+    Chunk, Coalesce, Event, Finish, GenerateRequest, Generation, Prompt, RejectedCall, Stream, StreamControl, Summary,
+};
 pub use self::limits::AllocatorLimits;
 pub use self::rerank::{Ranked, Ranking, RerankRequest, ScoreKind};
 use self::residency::Residency;

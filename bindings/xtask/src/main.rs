@@ -3,9 +3,13 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]
 
 mod bench;
+mod c;
 mod check;
 mod demo;
+mod dist;
+mod elf;
 mod error;
+mod header;
 mod models;
 mod mutants;
 mod paths;
@@ -67,6 +71,19 @@ enum Verb {
     },
     /// Format, lints, documentation, file lengths, generated files: fail on any difference
     Check,
+    /// Lay out what C programs link: headers, libraries, pkg-config and CMake files
+    Dist {
+        /// Where to [default: dist in the target folder]
+        folder: Option<PathBuf>,
+    },
+    /// One suite of `test`: the C programs
+    #[command(hide = true)]
+    C {
+        #[arg(long)]
+        sanitize: Option<c::Sanitizer>,
+    },
+    /// Write include/hob.h and the list of exported functions anew
+    Header,
     /// Measure: core's own benchmarks, then Hob beside other stacks, printed as ratios
     Bench {
         /// Only this one: criterion or peers
@@ -115,6 +132,9 @@ fn run(verb: Verb) -> Result<()> {
         Verb::Demo { reranker, extra } => demo::run(reranker.as_deref(), &extra),
         Verb::Test { suite, extra } => suites::run(suite.as_deref(), &extra),
         Verb::Check => check::run(),
+        Verb::Header => header::run(),
+        Verb::Dist { folder } => dist::run(folder.as_deref()),
+        Verb::C { sanitize } => c::run(sanitize),
         Verb::Bench { only, rounds, extra } => bench::run(&bench::Options { only, rounds, extra }),
         Verb::Mutants { scripted, generated, only, shard, extra } => {
             mutants::run(&mutants::Options { scripted, generated, only, shard, extra })

@@ -26,10 +26,13 @@ struct Suite {
     command: fn(&Workspace) -> std::result::Result<Command, &'static str>,
 }
 
-/// C, Node, Bun and Swift join here as they come.
+/// Node, Bun and Swift join here as they come.
 const SUITES: &[Suite] = &[
     Suite { name: "rust", about: "unit, golden, real-model and documentation tests", read: tally::cargo, command: rust },
     Suite { name: "shuttle", about: "schedules of the pool, explored", read: tally::cargo, command: shuttle },
+    Suite { name: "c", about: "the C ABI: programs, header, layouts, exports, an installed copy", read: tally::cargo, command: c },
+    Suite { name: "c-asan", about: "the C ABI under AddressSanitizer, Rust and C", read: tally::cargo, command: c_asan },
+    Suite { name: "c-tsan", about: "the C ABI under ThreadSanitizer, Rust and C", read: tally::cargo, command: c_tsan },
 ];
 
 fn rust(workspace: &Workspace) -> std::result::Result<Command, &'static str> {
@@ -49,6 +52,35 @@ fn shuttle(workspace: &Workspace) -> std::result::Result<Command, &'static str> 
         cargo.args(["--config", &format!("profile.dev.package.{package}.opt-level=2")]);
     }
     Ok(cargo)
+}
+
+fn c(_: &Workspace) -> std::result::Result<Command, &'static str> {
+    if cfg!(target_os = "linux") { Ok(c_programs(&[])) } else { Err("the C suite runs on Linux only so far") }
+}
+
+fn c_asan(_: &Workspace) -> std::result::Result<Command, &'static str> {
+    sanitized("address")
+}
+
+fn c_tsan(_: &Workspace) -> std::result::Result<Command, &'static str> {
+    sanitized("thread")
+}
+
+fn sanitized(sanitizer: &'static str) -> std::result::Result<Command, &'static str> {
+    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        return Err("the sanitized builds are for x86-64 Linux");
+    }
+    if proc::on_path(crate::c::CLANG).is_none() {
+        return Err("needs clang-16 (Debian, Ubuntu: apt-get install clang-16; .ci/run does)");
+    }
+    Ok(c_programs(&["--sanitize", sanitizer]))
+}
+
+/// This program again, with the verb that runs the C programs.
+fn c_programs(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env::current_exe().unwrap_or_else(|_| "xtask".into()));
+    command.arg("c").args(arguments).current_dir(paths::root());
+    command
 }
 
 enum End {

@@ -237,6 +237,30 @@ pub struct Stream {
     ended: bool,
 }
 
+/// Ends a [`Stream`] while another thread reads it. Cheap to clone; it does not keep the generation going.
+#[derive(Clone)]
+pub struct StreamControl {
+    shares: Arc<Shares>,
+}
+
+impl StreamControl {
+    /// As [`Stream::cancel`].
+    pub fn cancel(&self) {
+        self.shares.cancel();
+    }
+
+    /// As [`Stream::stop`].
+    pub fn stop(&self) {
+        self.shares.stop();
+    }
+}
+
+impl std::fmt::Debug for StreamControl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("StreamControl")
+    }
+}
+
 /// What the reader and the row share.
 struct Shares {
     /// Events sent and not read.
@@ -251,6 +275,16 @@ struct Shares {
 }
 
 impl Shares {
+    fn cancel(&self) {
+        self.link.token.cancel();
+        self.link.residency.device().wake();
+    }
+
+    fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.cancel();
+    }
+
     /// How the stream ends when its token has fired.
     fn interrupted(&self) -> Result<Finish> {
         match self.link.token.reason() {
@@ -302,14 +336,18 @@ impl Stream {
 
     /// Ends the generation at its next step. The stream still yields its terminal event: an error of kind `Cancelled`.
     pub fn cancel(&self) {
-        self.shares.link.token.cancel();
-        self.shares.link.residency.device().wake();
+        self.shares.cancel();
     }
 
     /// Ends the generation at its next step with what there is: the terminal event is `Finished`, with [`Finish::Cancelled`].
     pub fn stop(&self) {
-        self.shares.stop.store(true, Ordering::Release);
-        self.cancel();
+        self.shares.stop();
+    }
+
+    /// What ends the generation from elsewhere, while this value is being read.
+    #[must_use]
+    pub fn control(&self) -> StreamControl {
+        StreamControl { shares: Arc::clone(&self.shares) }
     }
 
     fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Event>>> {

@@ -1,0 +1,668 @@
+//! Pools: looking, marks, letting go, events.
+
+use std::ffi::{c_char, c_void};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hob::engine::Engine;
+use hob::pool::{EventStream, ExternalCharge, Paused, Plan, Reclaimed, Token};
+use hob::{Error, ErrorKind, IdlePolicy, Key, Kind, NoRoom, Pool, PoolOptions, Result};
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use crate::boundary::{done, enter_shared, guard, out, quiet};
+use crate::buffer::{self, hob_buffer};
+use crate::cancel::hob_cancel_token;
+use crate::error::{ErrorJson, HOB_ABSENT, HOB_END, HOB_OK, HOB_WOULD_BLOCK, hob_error, hob_status, nothing};
+use crate::raw::{self, Boxed, Counted, Held, Sized32, castable};
+use crate::request::{idle, no_room, size};
+use crate::wait::{self, Signal, UserData, block, hob_drop_fn, hob_waker_fn, host_waker};
+
+/// One memory budget for models and a host's own residents. Any thread, also several at once. Shared: `hob_pool_retain` and
+/// `hob_pool_release`. An engine's pool keeps its engine alive. Keys are texts of the form `kind:id`: `chat:`, `embedder:` and
+/// `reranker:` are Hob's own models, any other kind is the host's.
+pub struct hob_pool {
+    _opaque: [u8; 0],
+}
+
+pub(crate) struct PoolInner {
+    pub(crate) pool: Pool,
+    pub(crate) engine: Option<Engine>,
+}
+
+castable!(hob_pool => PoolInner, Counted);
+
+/// How a pool without an engine is made. Borrowed for the call. Start from HOB_POOL_OPTIONS_INIT.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct hob_pool_options {
+    /// Set by the INIT macro.
+    pub struct_size: u32,
+    /// How long entries stay after their last use: HOB_IDLE_...
+    pub idle: i32,
+    /// The seconds of HOB_IDLE_AFTER_SECONDS.
+    pub idle_seconds: u32,
+    /// What an admission does while there is no room: HOB_NO_ROOM_...
+    pub no_room: i32,
+    /// The budget in bytes; over 0.
+    pub budget_bytes: u64,
+    /// Bytes never exceeded, whatever the policy; 0 for no such limit.
+    pub physical_limit_bytes: u64,
+    /// Admissions that may wait for room; one more is HOB_BUSY. Default 65,536.
+    pub max_waiting: u64,
+}
+
+// SAFETY: repr(C), begins with its size, no padding.
+unsafe impl Sized32 for hob_pool_options {
+    const NAME: &'static str = "hob_pool_options";
+    fn init() -> Self {
+        Self {
+            struct_size: size_of::<Self>() as u32,
+            idle: 0,
+            idle_seconds: 0,
+            no_room: 0,
+            budget_bytes: 0,
+            physical_limit_bytes: 0,
+            max_waiting: 65_536,
+        }
+    }
+}
+
+/// Writes what HOB_POOL_OPTIONS_INIT writes, for languages without macros. Does nothing for NULL. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_options_init(options: *mut hob_pool_options) {
+    // SAFETY: as the header asks.
+    quiet((), || unsafe { raw::write(options, hob_pool_options::init()) });
+}
+
+/// A pool of the host's own, without an engine. The caller owns one count of `*out_pool`. Any thread. HOB_INVALID_ARGUMENT for a
+/// budget of 0, HOB_IO when there is no thread to be had. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_new(
+    options: *const hob_pool_options,
+    out_pool: *mut *mut hob_pool,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe {
+        guard(out_error, || {
+            out(out_pool, "out_pool")?;
+            let given = raw::read_sized(options)?;
+            let mut options = PoolOptions::new(given.budget_bytes);
+            options.idle = idle("idle", given.idle, given.idle_seconds)?.unwrap_or_else(IdlePolicy::default);
+            options.no_room = no_room(given.no_room)?.unwrap_or_else(NoRoom::default);
+            options.physical_limit_bytes = (given.physical_limit_bytes > 0).then_some(given.physical_limit_bytes);
+            options.max_waiting = size("max_waiting", given.max_waiting)?;
+            let inner = PoolInner { pool: Pool::new(options)?, engine: None };
+            done(out_pool, raw::give_counted(Arc::new(Held::new(inner))))
+        })
+    }
+}
+
+/// A key as text: `kind:id`.
+pub(crate) unsafe fn key(text: *const c_char, len: usize) -> Result<Key> {
+    // SAFETY: as the header asks.
+    let text = unsafe { raw::text(text, len, "key")? };
+    let Some((kind, id)) = text.split_once(':').filter(|(kind, id)| !kind.is_empty() && !id.is_empty()) else {
+        return Err(Error::new(ErrorKind::InvalidArgument, "a key has the form kind:id, as in embedder:minilm"));
+    };
+    Ok(Key::new(Kind::from_name(kind), id))
+}
+
+fn present(found: bool) -> Result<hob_status> {
+    Ok(if found { HOB_OK } else { HOB_ABSENT })
+}
+
+/// Runs a short call about a key.
+unsafe fn about(
+    pool: *const hob_pool,
+    text: (*const c_char, usize),
+    out_error: *mut *mut hob_error,
+    work: impl FnOnce(&Pool, Key) -> Result<hob_status>,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe { enter_shared(pool, "pool", out_error, |inner: &PoolInner| work(&inner.pool, key(text.0, text.1)?)) }
+}
+
+/// Begins a use of a resident entry: while it lasts the entry is neither evicted nor swept. HOB_ABSENT, without any effect, when the
+/// pool does not hold the key. Each HOB_OK must be answered by exactly one `hob_pool_end_use` with `*out_token`. Never waits, never
+/// loads. Any thread. HOB_INVALID_ARGUMENT. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_begin_use(
+    pool: *const hob_pool,
+    key: *const c_char,
+    key_len: usize,
+    out_token: *mut u64,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe {
+        about(pool, (key, key_len), out_error, |pool, key| {
+            if out_token.is_null() {
+                return Err(raw::null("out_token"));
+            }
+            raw::write(out_token, 0);
+            match pool.begin_use_counted(&key) {
+                Some(token) => done(out_token, token.as_u64()),
+                None => Ok(HOB_ABSENT),
+            }
+        })
+    }
+}
+
+/// Ends a use, also of an entry that was taken away meanwhile. Never waits. HOB_ABSENT when no such use is open, which a host's pairing
+/// should never see. Any thread, also within callbacks. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_end_use(pool: *const hob_pool, token: u64, out_error: *mut *mut hob_error) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe { enter_shared(pool, "pool", out_error, |inner: &PoolInner| present(inner.pool.end_use(Token::from_u64(token)))) }
+}
+
+/// The token of a resident entry, without a use. HOB_ABSENT when the pool does not hold the key. Any thread. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_peek(
+    pool: *const hob_pool,
+    key: *const c_char,
+    key_len: usize,
+    out_token: *mut u64,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe {
+        about(pool, (key, key_len), out_error, |pool, key| {
+            if out_token.is_null() {
+                return Err(raw::null("out_token"));
+            }
+            raw::write(out_token, 0);
+            pool.peek(&key).map_or(Ok(HOB_ABSENT), |token| done(out_token, token.as_u64()))
+        })
+    }
+}
+
+/// Refreshes an entry's idle clock without a use. HOB_ABSENT when it is not resident. Any thread. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_touch(
+    pool: *const hob_pool,
+    key: *const c_char,
+    key_len: usize,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe { about(pool, (key, key_len), out_error, |pool, key| present(pool.touch(&key))) }
+}
+
+/// Drops an entry without calling its release: the host has let go already. `*out_bytes`, which may be NULL, gets the bytes taken off
+/// the account. HOB_ABSENT when it is not resident. Any thread. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_forget(
+    pool: *const hob_pool,
+    key: *const c_char,
+    key_len: usize,
+    out_bytes: *mut u64,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe {
+        about(pool, (key, key_len), out_error, |pool, key| {
+            raw::write(out_bytes, 0);
+            pool.forget(&key).map_or(Ok(HOB_ABSENT), |bytes| done(out_bytes, bytes))
+        })
+    }
+}
+
+/// Unloads an entry: nobody can hit it from now on, then its release runs. Blocks this thread until that is done, or `cancel` (which
+/// may be NULL) is cancelled: the release then goes on by itself. `force` 1 also takes an entry in use, whose memory then comes back
+/// when its last use ends, and stops a load. `*out_freed_bytes`, which may be NULL, gets the bytes given back. Any thread but Hob's
+/// own. HOB_IN_USE, HOB_NOT_FOUND, HOB_CLOSED, HOB_CANCELLED, HOB_TIMEOUT, or what the release returned. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_evict(
+    pool: *const hob_pool,
+    key: *const c_char,
+    key_len: usize,
+    force: i32,
+    cancel: *const hob_cancel_token,
+    out_freed_bytes: *mut u64,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe {
+        about(pool, (key, key_len), out_error, |pool, key| {
+            raw::write(out_freed_bytes, 0);
+            let evicted = block(wait::token(cancel).as_ref(), pool.evict(&key, force != 0))?;
+            done(out_freed_bytes, evicted.freed_bytes)
+        })
+    }
+}
+
+/// Pins an entry: never evicted, never swept; evict by name, forget and close still work. HOB_ABSENT when the pool does not know the
+/// key. Any thread. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_pin(
+    pool: *const hob_pool,
+    key: *const c_char,
+    key_len: usize,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe { about(pool, (key, key_len), out_error, |pool, key| present(pool.pin(&key))) }
+}
+
+/// Undoes a pin. HOB_ABSENT when the pool does not know the key. Any thread. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_unpin(
+    pool: *const hob_pool,
+    key: *const c_char,
+    key_len: usize,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe { about(pool, (key, key_len), out_error, |pool, key| present(pool.unpin(&key))) }
+}
+
+/// Changes a resident entry's own idle policy: HOB_IDLE_... (HOB_IDLE_DEFAULT: the pool's). HOB_ABSENT when it is not resident. Any
+/// thread. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_set_idle(
+    pool: *const hob_pool,
+    key: *const c_char,
+    key_len: usize,
+    policy: i32,
+    seconds: u32,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe { about(pool, (key, key_len), out_error, |pool, key| present(pool.set_idle(&key, idle("policy", policy, seconds)?))) }
+}
+
+/// Changes the pool's idle policy: HOB_IDLE_... Any thread. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_set_default_idle(
+    pool: *const hob_pool,
+    policy: i32,
+    seconds: u32,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe {
+        enter_shared(pool, "pool", out_error, |inner: &PoolInner| {
+            inner.pool.set_default_idle(idle("policy", policy, seconds)?.unwrap_or_else(IdlePolicy::default));
+            Ok(HOB_OK)
+        })
+    }
+}
+
+/// Brings running idle countdowns forward so that they end within `grace_ms`: for memory pressure. `*out_count`, which may be NULL, gets
+/// how many. Any thread. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_accelerate_idle(
+    pool: *const hob_pool,
+    grace_ms: u64,
+    out_count: *mut usize,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe {
+        enter_shared(pool, "pool", out_error, |inner: &PoolInner| {
+            done(out_count, inner.pool.accelerate_idle(Duration::from_millis(grace_ms)))
+        })
+    }
+}
+
+/// Changes the budget. Nothing is evicted by that: see `hob_pool_trim`. Any thread. HOB_INVALID_ARGUMENT for 0, HOB_CLOSED. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_set_budget(pool: *const hob_pool, bytes: u64, out_error: *mut *mut hob_error) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe {
+        enter_shared(pool, "pool", out_error, |inner: &PoolInner| {
+            inner.pool.set_budget(bytes)?;
+            Ok(HOB_OK)
+        })
+    }
+}
+
+/// The budget in bytes; 0 for NULL. Any thread. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_budget(pool: *const hob_pool) -> u64 {
+    // SAFETY: as the header asks.
+    quiet(0, || unsafe { raw::borrow(pool) }.map_or(0, |inner| inner.pool.budget()))
+}
+
+/// Corrects a resident entry's charge to what was measured. HOB_ABSENT when the token is not resident. Any thread. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_set_measured(
+    pool: *const hob_pool,
+    token: u64,
+    bytes: u64,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe {
+        enter_shared(pool, "pool", out_error, |inner: &PoolInner| present(inner.pool.set_measured(Token::from_u64(token), bytes)))
+    }
+}
+
+#[derive(Serialize)]
+struct ReclaimedJson {
+    evicted: Vec<Key>,
+    freed_bytes: u64,
+    fits: bool,
+    errors: Vec<ErrorJson>,
+}
+
+unsafe fn reclaimed(out_result: *mut *mut hob_buffer, reclaimed: Reclaimed) -> Result<hob_status> {
+    if out_result.is_null() {
+        return Ok(HOB_OK);
+    }
+    let errors = reclaimed.errors.iter().map(ErrorJson::from).collect();
+    let answer = ReclaimedJson { evicted: reclaimed.evicted, freed_bytes: reclaimed.freed_bytes, fits: reclaimed.fits, errors };
+    // SAFETY: not NULL.
+    unsafe { done(out_result, buffer::json(&answer)?) }
+}
+
+/// Unloads idle entries, least recently used first, until the account is within the budget, and blocks this thread until they are gone
+/// (`cancel`, which may be NULL, ends the waiting). `*out_result`, which may be NULL, gets JSON: `evicted` (keys), `freed_bytes`,
+/// `fits`, `errors`. Any thread but Hob's own. HOB_CLOSED, HOB_CANCELLED, HOB_TIMEOUT. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_trim(
+    pool: *const hob_pool,
+    cancel: *const hob_cancel_token,
+    out_result: *mut *mut hob_buffer,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe {
+        enter_shared(pool, "pool", out_error, |inner: &PoolInner| {
+            raw::write(out_result, nothing());
+            reclaimed(out_result, block(wait::token(cancel).as_ref(), inner.pool.trim())?)
+        })
+    }
+}
+
+/// As `hob_pool_trim`, until `bytes` are free. Reserves nothing, and ends quietly when nothing more can go: `fits` tells. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_make_room(
+    pool: *const hob_pool,
+    bytes: u64,
+    cancel: *const hob_cancel_token,
+    out_result: *mut *mut hob_buffer,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe {
+        enter_shared(pool, "pool", out_error, |inner: &PoolInner| {
+            raw::write(out_result, nothing());
+            let cancel = wait::token(cancel);
+            reclaimed(out_result, block(cancel.as_ref(), inner.pool.make_room(bytes, cancel.clone()))?)
+        })
+    }
+}
+
+/// As `hob_pool_trim`, for every entry past its idle time. The pool does this by itself too. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_sweep(
+    pool: *const hob_pool,
+    cancel: *const hob_cancel_token,
+    out_result: *mut *mut hob_buffer,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe {
+        enter_shared(pool, "pool", out_error, |inner: &PoolInner| {
+            raw::write(out_result, nothing());
+            reclaimed(out_result, block(wait::token(cancel).as_ref(), inner.pool.sweep())?)
+        })
+    }
+}
+
+#[derive(Serialize)]
+struct PlanJson {
+    verdict: hob::pool::Verdict,
+    fits: bool,
+    required_bytes: u64,
+    free_bytes: u64,
+    evict: Vec<Key>,
+}
+
+/// What an admission of `key` for `cost_bytes` would do now, changing nothing, as JSON: `verdict` (`resident`, `loading`, `fits`,
+/// `evicts`, `alone`, `waits`, `refused`), `fits`, `required_bytes`, `free_bytes`, `evict` (keys). `no_room_policy`: HOB_NO_ROOM_... The
+/// caller owns one count of `*out_plan`. Any thread. HOB_INVALID_ARGUMENT. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_plan(
+    pool: *const hob_pool,
+    key: *const c_char,
+    key_len: usize,
+    cost_bytes: u64,
+    no_room_policy: i32,
+    out_plan: *mut *mut hob_buffer,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe {
+        about(pool, (key, key_len), out_error, |pool, key| {
+            out(out_plan, "out_plan")?;
+            let Plan { verdict, fits, required_bytes, free_bytes, evict, .. } =
+                pool.plan(&key, cost_bytes, no_room(no_room_policy)?);
+            done(out_plan, buffer::json(&PlanJson { verdict, fits, required_bytes, free_bytes, evict })?)
+        })
+    }
+}
+
+/// 1 when so many bytes more could be had now, idle entries given up for them. Changes nothing. 0 for NULL. Any thread. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_has_room(pool: *const hob_pool, bytes: u64) -> i32 {
+    // SAFETY: as the header asks.
+    quiet(0, || unsafe { raw::borrow(pool) }.map_or(0, |inner| i32::from(inner.pool.has_room(bytes))))
+}
+
+/// A snapshot as JSON: the account, every entry (key, state, bytes, uses, pins, idle times, progress), counters, memory. Never loads,
+/// never waits. The caller owns one count of `*out_status`. Any thread. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_status(
+    pool: *const hob_pool,
+    out_status: *mut *mut hob_buffer,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe {
+        enter_shared(pool, "pool", out_error, |inner: &PoolInner| {
+            out(out_status, "out_status")?;
+            done(out_status, buffer::json(&inner.pool.status())?)
+        })
+    }
+}
+
+/// New loads are held back while it lives. One owner: `hob_pause_free`, which lets them go on. Any thread.
+pub struct hob_pause {
+    _opaque: [u8; 0],
+}
+
+castable!(hob_pause => Paused, Boxed);
+
+/// As `hob_engine_pause`, for any pool. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_pause(
+    pool: *const hob_pool,
+    cancel: *const hob_cancel_token,
+    out_pause: *mut *mut hob_pause,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe {
+        enter_shared(pool, "pool", out_error, |inner: &PoolInner| {
+            out(out_pause, "out_pause")?;
+            let paused = block(wait::token(cancel).as_ref(), inner.pool.pause())?;
+            done(out_pause, raw::give_boxed(Held::new(paused)))
+        })
+    }
+}
+
+/// Lets the waiting admissions go on. Never waits. NULL is allowed. Any thread. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pause_free(pause: *mut hob_pause) {
+    // SAFETY: as the header asks.
+    quiet((), || drop(unsafe { raw::take_boxed(pause) }));
+}
+
+/// Bytes of the host's own on a pool's account. One owner: `hob_charge_free`, which takes them off. Any thread.
+pub struct hob_charge {
+    _opaque: [u8; 0],
+}
+
+castable!(hob_charge => Mutex<ExternalCharge>, Boxed);
+
+/// Puts bytes of the host's own on the account for as long as the handle lives; evicts nothing by itself. The caller owns it. NULL for
+/// NULL. Any thread. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_charge(pool: *const hob_pool, bytes: u64) -> *mut hob_charge {
+    // SAFETY: as the header asks.
+    quiet(nothing(), || {
+        unsafe { raw::borrow(pool) }
+            .map_or(nothing(), |inner| raw::give_boxed(Held::new(Mutex::new(inner.pool.charge_external(bytes)))))
+    })
+}
+
+/// Changes a charge. Nothing for NULL. Any thread. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_charge_set(charge: *mut hob_charge, bytes: u64) {
+    // SAFETY: as the header asks.
+    quiet((), || {
+        if let Some(charge) = unsafe { raw::borrow(charge) } {
+            charge.lock().set(bytes)
+        }
+    });
+}
+
+/// Takes a charge off the account. NULL is allowed. Any thread. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_charge_free(charge: *mut hob_charge) {
+    // SAFETY: as the header asks.
+    quiet((), || drop(unsafe { raw::take_boxed(charge) }));
+}
+
+/// What happens in a pool, from its subscription on. One owner: `hob_pool_events_free`. It keeps its pool alive.
+pub struct hob_pool_events {
+    _opaque: [u8; 0],
+}
+
+pub(crate) struct EventsInner {
+    events: Mutex<EventStream>,
+    signal: Arc<Signal>,
+    _pool: (Pool, Option<Engine>),
+}
+
+castable!(hob_pool_events => EventsInner, Counted);
+
+/// Subscribes to what happens from now on, holding at most `capacity` unread events; of more the oldest are lost, and how many is told.
+/// The caller owns the handle. NULL for NULL. Any thread. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_subscribe(pool: *const hob_pool, capacity: usize) -> *mut hob_pool_events {
+    // SAFETY: as the header asks.
+    quiet(nothing(), || {
+        unsafe { raw::borrow(pool) }.map_or(nothing(), |inner| {
+            let events = EventsInner {
+                events: Mutex::new(inner.pool.events(capacity)),
+                signal: Arc::default(),
+                _pool: (inner.pool.clone(), inner.engine.clone()),
+            };
+            raw::give_counted(Arc::new(Held::new(events)))
+        })
+    })
+}
+
+/// Gets the next event as JSON: an object with `event` (`load_started`, `load_progress`, `loaded`, `load_failed`, `unload_started`,
+/// `unloaded`, `waiting`, ...) and its fields, or with `missed`. `timeout_ms` and the statuses are those of `hob_stream_next`; HOB_END
+/// follows the last event of a closed pool. The caller owns one count of `*out_json`. One thread at a time: another gets HOB_BUSY. Any
+/// thread but Hob's own. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_events_next(
+    events: *mut hob_pool_events,
+    timeout_ms: i64,
+    out_json: *mut *mut hob_buffer,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe {
+        enter_shared(events, "events", out_error, |inner: &EventsInner| {
+            out(out_json, "out_json")?;
+            let Some(mut events) = inner.events.try_lock() else {
+                return Err(Error::new(ErrorKind::Busy, "another thread is inside hob_pool_events_next of this subscription"));
+            };
+            let event = inner.signal.wait(timeout_ms, |context| {
+                let next = pin!(events.next());
+                next.poll(context)
+            });
+            match event {
+                None => Ok(HOB_WOULD_BLOCK),
+                Some(None) => Ok(HOB_END),
+                Some(Some(event)) => done(out_json, buffer::json(&event)?),
+            }
+        })
+    }
+}
+
+/// As `hob_stream_set_waker`. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_events_set_waker(
+    events: *const hob_pool_events,
+    waker: hob_waker_fn,
+    user_data: *mut c_void,
+    drop_user_data: hob_drop_fn,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    let data = UserData::new(user_data, drop_user_data);
+    // SAFETY: as the header asks.
+    unsafe {
+        enter_shared(events, "events", out_error, |inner: &EventsInner| {
+            inner.signal.set_host(host_waker(waker, data));
+            inner.signal.tell_host();
+            Ok(HOB_OK)
+        })
+    }
+}
+
+/// Ends a subscription. NULL is allowed. Any thread, also within callbacks; not while another thread waits for its next event.
+/// (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_events_free(events: *mut hob_pool_events) {
+    quiet((), || {
+        // SAFETY: as the header asks.
+        if let Some(inner) = unsafe { raw::take_counted(events) } {
+            inner.signal.set_host(None);
+        }
+    });
+}
+
+/// Closes a pool: admissions in line end with HOB_CLOSED, every entry is taken away and released. Uses stay valid; their memory goes
+/// with their end and is not waited for. Blocks this thread until the releases are done, or `cancel` (which may be NULL) is cancelled.
+/// Closing again is allowed. For an engine's pool use `hob_engine_close`. Any thread but Hob's own. An error tells of releases that
+/// failed; the pool is closed all the same. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_close(
+    pool: *const hob_pool,
+    cancel: *const hob_cancel_token,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe {
+        enter_shared(pool, "pool", out_error, |inner: &PoolInner| {
+            block(wait::token(cancel).as_ref(), inner.pool.close())?;
+            Ok(HOB_OK)
+        })
+    }
+}
+
+/// One more count of the pool; returns it. NULL is allowed. Any thread. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_retain(pool: *mut hob_pool) -> *mut hob_pool {
+    // SAFETY: as the header asks.
+    quiet(nothing(), || unsafe { raw::share(pool) }.map_or(nothing(), raw::give_counted))
+}
+
+/// Gives one count back; never waits. The last one of a pool without an engine closes it in the background. NULL is allowed. Any
+/// thread, also within callbacks. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_release(pool: *mut hob_pool) {
+    // SAFETY: as the header asks.
+    quiet((), || drop(unsafe { raw::take_counted(pool) }));
+}
