@@ -775,6 +775,14 @@ typedef struct hob_request_options {
    * 0.
    */
   uint32_t reserved;
+  /**
+   * What the model's files must be, checked before they are loaded: the manifest's JSON. NULL for no check.
+   */
+  const char *manifest_json;
+  /**
+   * Its length, or HOB_NUL_TERMINATED.
+   */
+  size_t manifest_json_len;
 } hob_request_options;
 
 /**
@@ -1173,7 +1181,7 @@ typedef struct hob_engine_options {
    */
   uint64_t close_timeout_ms;
   /**
-   * Milliseconds at one piece of given-up work after which the device counts as stuck. Default 5,000.
+   * Milliseconds at one piece of given-up work after which the device counts as stuck. Default 30,000.
    */
   uint64_t stuck_after_ms;
   /**
@@ -1197,7 +1205,7 @@ typedef struct hob_engine_options {
 
 /**
  * How far a load is: 0 to 1. Called on the thread that called `hob_engine_load`; may call Hob. A value other than 0 stops the
- * load, which then fails with HOB_CALLBACK.
+ * load, and the call fails with HOB_CALLBACK (a load that was near its end may have made the model resident all the same).
  */
 typedef int32_t (*hob_progress_fn)(void *user_data, float fraction);
 
@@ -1714,7 +1722,7 @@ void hob_decide_options_init(struct hob_decide_options *options);
 
 /**
  * Which of the answers a chat model holds most likely, without sampling: JSON with `answers` (`index`, `mean_logprob`, `p`),
- * `confidence`, `value`, `prompt_tokens`, `timings`. Blocks this thread. The caller owns one count of `*out_decision`. Any thread but
+ * `confidence`, `value`, `prompt_tokens`, `timings`, `provenance`. Blocks this thread. The caller owns one count of `*out_decision`. Any thread but
  * Hob's own. Errors as `hob_engine_embed`. (Since 0.1)
  */
 hob_status hob_engine_decide(const struct hob_engine *engine,
@@ -2245,10 +2253,10 @@ hob_status hob_abi_check(uint32_t header_abi_version,
 /* What the _init functions write. */
 #define HOB_ENGINE_OPTIONS_INIT \
   { (uint32_t)sizeof(hob_engine_options), HOB_IDLE_DEFAULT, 0, HOB_NO_ROOM_DEFAULT, 0, UINT64_C(536870912), 8, 64, \
-    120000, 5000, NULL, HOB_NUL_TERMINATED, 1, 0 }
+    120000, 30000, NULL, HOB_NUL_TERMINATED, 1, 0 }
 #define HOB_REQUEST_OPTIONS_INIT \
   { (uint32_t)sizeof(hob_request_options), HOB_ON_CANCEL_ABORT, NULL, 0, HOB_MODEL_KIND_AUTO, HOB_FLOAT_AUTO, HOB_AUTO, \
-    HOB_POOLING_AUTO, HOB_IDLE_DEFAULT, 0, HOB_IDLE_DEFAULT, 0, 0, 0 }
+    HOB_POOLING_AUTO, HOB_IDLE_DEFAULT, 0, HOB_IDLE_DEFAULT, 0, 0, 0, NULL, HOB_NUL_TERMINATED }
 #define HOB_GENERATE_OPTIONS_INIT \
   { (uint32_t)sizeof(hob_generate_options), -1, NULL, HOB_NUL_TERMINATED, NULL, HOB_NUL_TERMINATED, NULL, \
     HOB_NUL_TERMINATED, NULL, 0, NULL, HOB_NUL_TERMINATED, HOB_UNLIMITED, NULL, 0, 0, 0, 0.0f, 0, 1.0f, 0.0f, 1.0f, 64, \

@@ -68,7 +68,7 @@ pub unsafe extern "C" fn hob_load_context_progress(context: *const hob_load_cont
     // SAFETY: as the header asks.
     quiet((), || {
         if let Some(loading) = unsafe { loading(context) } {
-            loading.context.progress.report(fraction)
+            loading.context.progress.report(fraction);
         }
     });
 }
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn hob_load_context_set_measured(context: *const hob_load_
     // SAFETY: as the header asks.
     quiet((), || {
         if let Some(loading) = unsafe { loading(context) } {
-            *loading.measured.lock() = Some(bytes)
+            *loading.measured.lock() = Some(bytes);
         }
     });
 }

@@ -3,7 +3,9 @@
 use std::ffi::c_char;
 
 use hob::Result;
-use hob::engine::{DecideRequest, Decision, EmbedRequest, Normalize, RerankRequest, ScoreKind, ScoreRequest};
+use hob::engine::{Answer, DecideRequest, Decision, EmbedRequest, Normalize, RerankRequest, ScoreKind, ScoreRequest, Timings};
+use hob::model::Provenance;
+use serde::Serialize;
 
 use crate::boundary::{done, enter_shared, out, quiet};
 use crate::buffer::{self, hob_buffer, hob_str};
@@ -342,6 +344,16 @@ pub unsafe extern "C" fn hob_decide_options_init(options: *mut hob_decide_option
     quiet((), || unsafe { raw::write(options, hob_decide_options::init()) });
 }
 
+#[derive(Serialize)]
+struct DecidedJson<'a> {
+    answers: &'a [Answer],
+    confidence: Option<f64>,
+    value: Option<f64>,
+    prompt_tokens: usize,
+    timings: Timings,
+    provenance: &'a Provenance,
+}
+
 unsafe fn decide_request(options: *const hob_decide_options) -> Result<DecideRequest> {
     // SAFETY: as the header asks.
     unsafe {
@@ -370,7 +382,7 @@ unsafe fn decide_request(options: *const hob_decide_options) -> Result<DecideReq
 }
 
 /// Which of the answers a chat model holds most likely, without sampling: JSON with `answers` (`index`, `mean_logprob`, `p`),
-/// `confidence`, `value`, `prompt_tokens`, `timings`. Blocks this thread. The caller owns one count of `*out_decision`. Any thread but
+/// `confidence`, `value`, `prompt_tokens`, `timings`, `provenance`. Blocks this thread. The caller owns one count of `*out_decision`. Any thread but
 /// Hob's own. Errors as `hob_engine_embed`. (Since 0.1)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hob_engine_decide(
@@ -384,7 +396,15 @@ pub unsafe extern "C" fn hob_engine_decide(
         enter_shared(engine, "engine", out_error, |inner: &EngineInner| {
             out(out_decision, "out_decision")?;
             let decided = block(None, inner.engine.decide(decide_request(options)?))?;
-            done(out_decision, buffer::json(&decided)?)
+            let answer = DecidedJson {
+                answers: &decided.answers,
+                confidence: decided.confidence,
+                value: decided.value,
+                prompt_tokens: decided.prompt_tokens,
+                timings: decided.timings,
+                provenance: &decided.provenance,
+            };
+            done(out_decision, buffer::json(&answer)?)
         })
     }
 }

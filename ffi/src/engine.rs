@@ -57,7 +57,7 @@ pub struct hob_engine_options {
     pub queue: u32,
     /// Milliseconds that `hob_engine_close` waits for running work. Default 120,000.
     pub close_timeout_ms: u64,
-    /// Milliseconds at one piece of given-up work after which the device counts as stuck. Default 5,000.
+    /// Milliseconds at one piece of given-up work after which the device counts as stuck. Default 30,000.
     pub stuck_after_ms: u64,
     /// How much one request may bring: a JSON object of limits (`prompt_bytes`, `messages`, `tools`, `text_bytes`, `texts`,
     /// `total_bytes`, `stops`, `stop_bytes`, `call_bytes`, `timeout`); NULL for the defaults.
@@ -84,7 +84,7 @@ unsafe impl Sized32 for hob_engine_options {
             capacity: 8,
             queue: 64,
             close_timeout_ms: 120_000,
-            stuck_after_ms: 5_000,
+            stuck_after_ms: 30_000,
             limits_json: std::ptr::null(),
             limits_json_len: HOB_NUL_TERMINATED,
             drain_after_release: 1,
@@ -417,4 +417,19 @@ pub unsafe extern "C" fn hob_engine_retain(engine: *mut hob_engine) -> *mut hob_
 pub unsafe extern "C" fn hob_engine_release(engine: *mut hob_engine) {
     // SAFETY: as the header asks.
     quiet((), || drop(unsafe { raw::take_counted(engine) }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_initial_values_are_the_cores_defaults() {
+        // SAFETY: NULL stands for the initial values.
+        let (mut ours, cores) = (unsafe { engine_options(std::ptr::null()) }.expect("valid"), EngineOptions::default());
+        assert_eq!(format!("{ours:?}"), format!("{cores:?}"));
+        assert_eq!((ours.prompt_cache_bytes, ours.stuck_after), (cores.prompt_cache_bytes, cores.stuck_after));
+        assert_eq!((ours.close_timeout, &ours.limits), (cores.close_timeout, &cores.limits));
+        assert!(ours.drain_after_release == cores.drain_after_release && ours.clock.take().is_none());
+    }
 }

@@ -528,7 +528,7 @@ pub unsafe extern "C" fn hob_charge_set(charge: *mut hob_charge, bytes: u64) {
     // SAFETY: as the header asks.
     quiet((), || {
         if let Some(charge) = unsafe { raw::borrow(charge) } {
-            charge.lock().set(bytes)
+            charge.lock().set(bytes);
         }
     });
 }

@@ -234,7 +234,7 @@ pub(crate) unsafe fn write_sized<T: Sized32>(out: *mut T, mut value: T) -> Resul
 }
 
 fn check_size<T: Sized32>(given: usize) -> Result<()> {
-    if given < 8 || given % 8 != 0 || given > 1 << 16 {
+    if given < 8 || !given.is_multiple_of(8) || given > 1 << 16 {
         return Err(Error::new(
             ErrorKind::InvalidArgument,
             format!("{}.struct_size is {given}; start from its INIT macro, which sets it to {}", T::NAME, size_of::<T>()),

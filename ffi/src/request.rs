@@ -1,10 +1,11 @@
 //! Options that engines, requests and the pool share, and their values.
 
 use std::ffi::c_char;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hob::engine::{OnCancel, RequestOptions, Timings};
-use hob::model::{FloatType, LoadOptions, ModelKind, PoolingMode};
+use hob::model::{FloatType, LoadOptions, Manifest, ModelKind, PoolingMode};
 use hob::options::Truncate;
 use hob::{Error, ErrorKind, IdlePolicy, NoRoom, Result};
 
@@ -114,6 +115,10 @@ pub struct hob_request_options {
     pub pinned: u32,
     /// 0.
     pub reserved: u32,
+    /// What the model's files must be, checked before they are loaded: the manifest's JSON. NULL for no check.
+    pub manifest_json: *const c_char,
+    /// Its length, or HOB_NUL_TERMINATED.
+    pub manifest_json_len: usize,
 }
 
 // SAFETY: repr(C), begins with its size, no padding.
@@ -135,6 +140,8 @@ unsafe impl Sized32 for hob_request_options {
             model_idle_seconds: 0,
             pinned: 0,
             reserved: 0,
+            manifest_json: std::ptr::null(),
+            manifest_json_len: HOB_NUL_TERMINATED,
         }
     }
 }
@@ -203,41 +210,43 @@ pub(crate) fn seconds(value: Option<f64>) -> f64 {
 /// A request's options as the core has them.
 pub(crate) unsafe fn request(options: *const hob_request_options) -> Result<RequestOptions> {
     // SAFETY: as the header asks.
-    let (given, cancel) = unsafe {
+    let (given, cancel, manifest) = unsafe {
         let given = raw::read_sized(options)?;
-        (given, wait::token(given.cancel))
+        let manifest = raw::optional_text(given.manifest_json, given.manifest_json_len, "manifest_json")?;
+        (given, wait::token(given.cancel), manifest)
     };
-    let mut request = RequestOptions::default();
-    request.cancel = cancel;
-    request.timeout = (given.timeout_ms > 0).then(|| Duration::from_millis(given.timeout_ms));
-    request.on_cancel = match given.on_cancel {
-        HOB_ON_CANCEL_ABORT => OnCancel::Abort,
-        HOB_ON_CANCEL_STOP => OnCancel::Stop,
-        other => return Err(unknown("on_cancel", other)),
-    };
-    request.load = LoadOptions {
-        kind: kind(given.kind)?,
-        float: match given.float_type {
-            HOB_FLOAT_AUTO => None,
-            HOB_FLOAT_FLOAT32 => Some(FloatType::Float32),
-            HOB_FLOAT_FLOAT16 => Some(FloatType::Float16),
-            HOB_FLOAT_BFLOAT16 => Some(FloatType::BFloat16),
-            other => return Err(unknown("float_type", other)),
+    Ok(RequestOptions {
+        cancel,
+        timeout: (given.timeout_ms > 0).then(|| Duration::from_millis(given.timeout_ms)),
+        on_cancel: match given.on_cancel {
+            HOB_ON_CANCEL_ABORT => OnCancel::Abort,
+            HOB_ON_CANCEL_STOP => OnCancel::Stop,
+            other => return Err(unknown("on_cancel", other)),
         },
-        dequantize: choice("dequantize", given.dequantize)?,
-        pooling: match given.pooling {
-            HOB_POOLING_AUTO => None,
-            HOB_POOLING_CLS => Some(PoolingMode::Cls),
-            HOB_POOLING_MAX => Some(PoolingMode::Max),
-            HOB_POOLING_MEAN => Some(PoolingMode::Mean),
-            HOB_POOLING_LAST_TOKEN => Some(PoolingMode::LastToken),
-            other => return Err(unknown("pooling", other)),
+        load: LoadOptions {
+            kind: kind(given.kind)?,
+            float: match given.float_type {
+                HOB_FLOAT_AUTO => None,
+                HOB_FLOAT_FLOAT32 => Some(FloatType::Float32),
+                HOB_FLOAT_FLOAT16 => Some(FloatType::Float16),
+                HOB_FLOAT_BFLOAT16 => Some(FloatType::BFloat16),
+                other => return Err(unknown("float_type", other)),
+            },
+            dequantize: choice("dequantize", given.dequantize)?,
+            pooling: match given.pooling {
+                HOB_POOLING_AUTO => None,
+                HOB_POOLING_CLS => Some(PoolingMode::Cls),
+                HOB_POOLING_MAX => Some(PoolingMode::Max),
+                HOB_POOLING_MEAN => Some(PoolingMode::Mean),
+                HOB_POOLING_LAST_TOKEN => Some(PoolingMode::LastToken),
+                other => return Err(unknown("pooling", other)),
+            },
+            manifest: manifest.map(Manifest::from_json).transpose()?.map(Arc::new),
         },
-    };
-    request.idle = idle("idle", given.idle, given.idle_seconds)?;
-    request.model_idle = idle("model_idle", given.model_idle, given.model_idle_seconds)?;
-    request.pinned = flag("pinned", given.pinned)?;
-    Ok(request)
+        idle: idle("idle", given.idle, given.idle_seconds)?,
+        model_idle: idle("model_idle", given.model_idle, given.model_idle_seconds)?,
+        pinned: flag("pinned", given.pinned)?,
+    })
 }
 
 pub(crate) fn kind(kind: i32) -> Result<Option<ModelKind>> {

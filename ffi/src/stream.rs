@@ -605,7 +605,7 @@ pub unsafe extern "C" fn hob_stream_cancel(stream: *const hob_stream) {
     // SAFETY: as the header asks.
     quiet((), || {
         if let Some(inner) = unsafe { raw::share(stream) } {
-            inner.control.cancel()
+            inner.control.cancel();
         }
     });
 }
@@ -617,7 +617,7 @@ pub unsafe extern "C" fn hob_stream_stop(stream: *const hob_stream) {
     // SAFETY: as the header asks.
     quiet((), || {
         if let Some(inner) = unsafe { raw::share(stream) } {
-            inner.control.stop()
+            inner.control.stop();
         }
     });
 }
@@ -634,4 +634,22 @@ pub unsafe extern "C" fn hob_stream_free(stream: *mut hob_stream) {
             inner.signal.set_host(None);
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_initial_values_are_the_cores_defaults() {
+        let given = hob_generate_options { model: c"m".as_ptr(), prompt: c"p".as_ptr(), ..hob_generate_options::init() };
+        // SAFETY: a struct that states its size, and literals.
+        let (ours, cores) = (unsafe { generate_request(&raw const given) }.expect("valid"), GenerateRequest::raw("m", "p"));
+        assert_eq!(ours.sampling, cores.sampling);
+        assert_eq!((ours.max_tokens, ours.logprobs, ours.truncate), (cores.max_tokens, cores.logprobs, cores.truncate));
+        assert_eq!(
+            (ours.prompt_cache, ours.render, ours.coalesce.interval),
+            (cores.prompt_cache, cores.render, cores.coalesce.interval)
+        );
+    }
 }

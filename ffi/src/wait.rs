@@ -98,10 +98,9 @@ impl Signal {
         let waker = Waker::from(Arc::clone(self));
         let mut context = Context::from_waker(&waker);
         let deadline = match u64::try_from(timeout_ms) {
-            Ok(0) => None,
+            Ok(0) | Err(_) => None,
             // A deadline beyond what the clock can say is none, which `u64::MAX` milliseconds are for any purpose.
             Ok(ms) => Instant::now().checked_add(Duration::from_millis(ms)),
-            Err(_) => None,
         };
         loop {
             *self.ready.lock() = false;
