@@ -22,8 +22,8 @@ mod manifest;
 mod pooling;
 
 use config::{BertConfig, DecoderConfig, DecoderDefaults, Fields, labels_of};
-pub(crate) use pooling::Pooling;
 pub use manifest::Manifest;
+pub(crate) use pooling::Pooling;
 pub use pooling::PoolingMode;
 
 /// What a model is for.

@@ -152,7 +152,7 @@ impl RowConditions<'_> {
 
 impl Conditions for RowConditions<'_> {
     fn can_step(&mut self, id: Id) -> bool {
-        self.row(id).is_some_and(|row| row.has_room())
+        self.row(id).is_some_and(Generating::has_room)
     }
 
     fn may_join(&mut self, id: Id, tokens: usize) -> bool {
