@@ -484,9 +484,9 @@ impl World {
                 for (begins, index) in uses {
                     let waited = !self.model.line.is_empty();
                     if begins {
-                        self.begin(index % KEYS)
+                        self.begin(index % KEYS);
                     } else {
-                        self.end(index)
+                        self.end(index);
                     }
                     // What an end sets going for those in line takes time; the model's takes none.
                     if waited {
