@@ -142,6 +142,8 @@ struct Controls {
     reached: HashMap<Point, u64>,
     widest_batch: u64,
     active: u64,
+    /// Bytes of keys and values.
+    kv: u64,
     cache: u64,
     peak: u64,
     limits: Option<AllocatorLimits>,
@@ -227,7 +229,7 @@ impl FakeDevice {
     #[must_use]
     pub fn memory(&self) -> MemoryReading {
         let controls = self.shared.controls.lock();
-        MemoryReading { active: controls.active, cache: controls.cache, peak: controls.peak, available: None }
+        MemoryReading { active: controls.active + controls.kv, cache: controls.cache, peak: controls.peak, available: None }
     }
 
     /// The fake allocator's limits as engines set them (its own are 60 GiB, in a machine of 64). It enforces neither.
@@ -297,6 +299,16 @@ impl FakeBackend {
     fn id(&mut self) -> u64 {
         self.last_id += 1;
         self.last_id
+    }
+
+    /// Has the allocator hold what rows and kept prompts hold now.
+    fn count_kv(&mut self) {
+        let kv: u64 = self.models.keys().map(|&slot| self.cache_bytes(slot).total()).sum();
+        let mut controls = self.device.shared.controls.lock();
+        // What goes stays with the allocator, and what comes is taken from there first.
+        controls.cache = (controls.cache + controls.kv).saturating_sub(kv);
+        controls.kv = kv;
+        controls.peak = controls.peak.max(controls.active + kv);
     }
 
     fn model(&self, slot: Slot) -> Result<&FakeModel> {
@@ -370,7 +382,7 @@ impl Backend for FakeBackend {
         self.models.insert(slot, model.clone());
         let mut controls = self.device.shared.controls.lock();
         controls.active += model.bytes;
-        controls.peak = controls.peak.max(controls.active);
+        controls.peak = controls.peak.max(controls.active + controls.kv);
         Ok(Loaded { slot, weight_bytes: model.bytes })
     }
 
@@ -383,6 +395,7 @@ impl Backend for FakeBackend {
             controls.cache += model.bytes;
         }
         self.kept.remove(slot);
+        self.count_kv();
         drop(fault);
     }
 
@@ -396,6 +409,7 @@ impl Backend for FakeBackend {
         let row = Row(self.id());
         let cached = if reuse { self.kept.find(slot, &prompt).map_or(0, |(_, shared)| shared) } else { 0 };
         self.rows.insert(row, RowState { slot, prompt: prompt.len(), tokens: prompt, done: cached });
+        self.count_kv();
         Ok((row, cached))
     }
 
@@ -424,6 +438,7 @@ impl Backend for FakeBackend {
                 _ => self.next_token(step.row, step.chooser),
             });
         }
+        self.count_kv();
         Ok(())
     }
 
@@ -431,6 +446,7 @@ impl Backend for FakeBackend {
         let state = self.rows.get(&row).ok_or_else(|| Error::internal("a fork of a row that has ended"))?.clone();
         let row = Row(self.id());
         self.rows.insert(row, state);
+        self.count_kv();
         Ok(row)
     }
 
@@ -462,6 +478,7 @@ impl Backend for FakeBackend {
             let bytes = each.max(1) * state.tokens.len() as u64;
             self.kept.insert(state.slot, state.tokens, (), bytes);
         }
+        self.count_kv();
     }
 
     fn cache_bytes(&self, slot: Slot) -> CacheBytes {
@@ -475,6 +492,7 @@ impl Backend for FakeBackend {
         if bytes == 0 {
             self.kept.clear();
         }
+        self.count_kv();
     }
 
     #[cfg(test)]

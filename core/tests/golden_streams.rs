@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 
 use hob::block_on;
+use hob::chat_template::Message;
 use hob::engine::{
     DecideRequest, Decision, EmbedRequest, Engine, EngineOptions, Event, GenerateRequest, Generation, Prompt, RequestOptions,
     ScoreRequest,
@@ -13,6 +14,7 @@ use hob::engine::{
 use hob::model::{FloatType, LoadOptions};
 use hob::options::SamplingOptions;
 use hob::tokenizer::EncodeOptions;
+use serde_json::Value;
 
 fn model(name: &str) -> String {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models").join(name).display().to_string()
@@ -193,8 +195,8 @@ fn a_decision_equals_independent_forwards() {
     for name in ["llama-tied", "qwen3", "llama-q4"] {
         let (path, engine) = (model(name), engine());
         let text = engine.text(&path).unwrap();
-        let eos = text.tokenizer.eos_ids()[0];
-        let prompt = format!("{} Is it yes or no?", "A long preamble. ".repeat(30));
+        let eos = text.tokenizer.eos_id().unwrap();
+        let prompt = format!("{} Is it yes or no?", "A long preamble. ".repeat(12));
         let answers = ["yes", "no", "perhaps, but who can say", "y"];
         let request = |answers: &[&str], decision| DecideRequest {
             prompt: Prompt::Raw(prompt.clone()),
@@ -238,4 +240,49 @@ fn a_decision_equals_independent_forwards() {
         assert!((levels.confidence.unwrap() - (1.0 - spread).max(0.0)).abs() < 1e-9);
     }
     assert!(compared >= 3, "only {compared} answers were compared by another path");
+}
+
+#[test]
+fn decisions_are_those_of_transformers() {
+    // Made by tests/golden/make_decide.py.
+    let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/expected/decide.json");
+    let expected: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let numbers = |value: &Value| value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect::<Vec<_>>();
+    let answers: Vec<String> = expected["answers"].as_array().unwrap().iter().map(|x| x.as_str().unwrap().to_owned()).collect();
+    let engine = engine();
+    for case in expected["cases"].as_array().unwrap() {
+        let name = case["model"].as_str().unwrap();
+        let path = model(name);
+        for way in ["raw", "chat"] {
+            let case = &case[way];
+            let prompt = match way {
+                "raw" => Prompt::Raw(case["prompt"].as_str().unwrap().to_owned()),
+                _ => Prompt::Chat(Message::list_from_json(&case["messages"].to_string()).unwrap()),
+            };
+            let tokens = case["prompt_ids"].as_array().unwrap().len();
+            let all: usize = case["answer_ids"].as_array().unwrap().iter().map(|ids| ids.as_array().unwrap().len()).sum();
+            for decision in [Decision::Choice, Decision::Score] {
+                let request = DecideRequest {
+                    prompt: prompt.clone(),
+                    decision,
+                    options: float32(),
+                    ..DecideRequest::choice(&path, "", answers.clone())
+                };
+                let decided = block_on(engine.decide(request)).unwrap();
+                assert_eq!(decided.prompt_tokens, tokens + all, "{name} {way}");
+                for (found, mean) in decided.answers.iter().zip(numbers(&case["means"])) {
+                    let difference = (found.mean_logprob - mean).abs();
+                    assert!(difference <= 1e-4, "{name} {way}: answer {} differs by {difference}", found.index);
+                }
+                for (found, p) in decided.answers.iter().zip(numbers(&case["p"])) {
+                    assert!((found.p - p).abs() <= 1e-4, "{name} {way}");
+                }
+                let weighed = &case[if decision == Decision::Choice { "choice" } else { "score" }];
+                assert!((decided.confidence.unwrap() - weighed["confidence"].as_f64().unwrap()).abs() <= 2e-4, "{name} {way}");
+                if let Some(value) = decided.value {
+                    assert!((value - weighed["value"].as_f64().unwrap()).abs() <= 2e-4, "{name} {way}");
+                }
+            }
+        }
+    }
 }

@@ -180,7 +180,7 @@ fn tokens(text: &Text, request: &DecideRequest) -> Result<(Vec<u32>, Vec<Vec<u32
             return Ok(ids);
         }
         let mut ids = text.tokenizer.encode(answer, EncodeOptions { add_special: false, parse_special: false })?.ids;
-        ids.extend(text.tokenizer.eos_ids().first());
+        ids.extend(text.tokenizer.eos_id().or(text.tokenizer.eos_ids().first().copied()));
         Ok(ids)
     });
     let answers = answers.collect::<Result<_>>()?;

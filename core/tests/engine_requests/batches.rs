@@ -1,7 +1,7 @@
 //! Shared batches, numbers that are not finite, deciding, and answers read by their template's marks.
 
 use hob::chat_output::RejectReason;
-use hob::engine::{DecideRequest, EmbedRequest, GenerateRequest, Prompt, RequestOptions, RerankRequest, ScoreRequest};
+use hob::engine::{DecideRequest, EmbedRequest, Finish, GenerateRequest, Prompt, RequestOptions, RerankRequest, ScoreRequest};
 use hob::fake::{FakeModel, Fault, Point};
 use hob::model::ModelKind;
 use hob::{ErrorKind, block_on};
@@ -20,7 +20,7 @@ fn callers_share_batches_and_get_what_they_would_get_alone() {
             let engine = h.engine.clone();
             go(move || block_on(engine.embed(EmbedRequest::new("embed", [text]))).unwrap().data)
         };
-        let first = embed("first".to_owned());
+        let first = embed(text(99));
         h.device.wait_until_held(Point::Embed);
         let callers: Vec<_> = (0..16).map(|n| embed(text(n))).collect();
         until("all have the model", || h.uses() == 17);
@@ -35,8 +35,9 @@ fn callers_share_batches_and_get_what_they_would_get_alone() {
     h.assert_at_rest();
 }
 
+/// As long as each other, so that any of them may go with any.
 fn text(n: usize) -> String {
-    "ab".repeat(1 + n * 7 % 16) + &"c".repeat(n)
+    format!("{n:02}{}", "ab".repeat(8))
 }
 
 #[test]
@@ -62,15 +63,23 @@ fn numbers_that_are_not_finite_name_the_input_and_spare_the_others() {
     h.assert_at_rest();
 
     // A row of a batch of streams fails alone.
-    let streams: Vec<_> = (0..3).map(|_| h.engine.generate(ask("long")).unwrap()).collect();
-    until("all three run, and pause", || h.device.widest_batch() == 3);
+    let mut streams = running(&h, 3);
     h.device.fail_next(Point::Step, Fault::NotFinite(0));
-    let threads: Vec<_> = streams.into_iter().map(|stream| go(move || block_on(stream.collect()))).collect();
-    let results: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-    let (good, bad): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
-    assert_eq!((good.len(), bad.len()), (2, 1));
-    assert!(good.into_iter().all(|answer| answer.unwrap().text == long_text()));
-    assert_eq!(kind(bad.into_iter().next().unwrap()), ErrorKind::Backend);
+    h.device.release(Point::Step);
+    let mut failed = Vec::new();
+    until("one fails and the others go on", || {
+        streams.iter_mut().for_each(|(stream, seen)| drain(stream, seen));
+        failed = streams.iter().filter_map(|(_, seen)| seen.end.clone()).collect();
+        !failed.is_empty() && streams.iter().all(|(_, seen)| seen.end.is_some() || seen.tokens > 500)
+    });
+    assert_eq!(failed.len(), 1);
+    assert_eq!(failed.remove(0).unwrap_err().kind(), ErrorKind::Backend);
+    for (stream, seen) in streams {
+        if seen.end.is_none() {
+            stream.stop();
+            assert_eq!(block_on(stream.collect()).unwrap().summary.finish, Finish::Cancelled);
+        }
+    }
     h.assert_at_rest();
 }
 

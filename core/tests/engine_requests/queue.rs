@@ -100,17 +100,18 @@ fn a_place_is_free_again_when_a_request_ends_in_whatever_way() {
     drop(engine.generate(ask("long")).unwrap());
     until("a dropped stream frees its place", || engine.requests() == 0);
     h.device.hold(Point::Embed);
+    let before = h.device.count(Point::Embed);
     {
         let mut future = Box::pin(engine.embed(EmbedRequest::new("embed", texts())));
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-        while h.device.count(Point::Embed) < 4 {
+        while h.device.count(Point::Embed) == before {
             assert!(future.as_mut().poll(&mut context).is_pending());
             std::thread::yield_now();
         }
     }
     h.device.release(Point::Embed);
     until("a dropped future frees its place", || engine.requests() == 0);
-    assert_eq!(h.device.count(Point::Embed), 4, "and its other batches are not computed");
+    assert_eq!(h.device.count(Point::Embed), before + 1, "and its other batches are not computed");
     h.still_serves();
 }
 

@@ -251,7 +251,7 @@ fn check(acts: Vec<Act>) {
 
 /// Sequences; `HOB_PROPTEST_CASES` raises the number.
 fn cases() -> u32 {
-    std::env::var("HOB_PROPTEST_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(60)
+    std::env::var("HOB_PROPTEST_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(200)
 }
 
 proptest! {

@@ -12,7 +12,7 @@ use hob::engine::{
     Availability, DecideRequest, EmbedRequest, Engine, EngineOptions, Event, GenerateRequest, Generation, Prompt, RequestOptions,
     RerankRequest, ScoreRequest, Stream, Summary,
 };
-use hob::fake::{FakeDevice, FakeModel};
+use hob::fake::{FakeDevice, FakeModel, Point};
 use hob::model::ModelKind;
 use hob::{CancelToken, Clock, Error, ErrorKind, FakeClock, block_on};
 
@@ -31,6 +31,7 @@ pub(crate) fn models() -> Vec<FakeModel> {
         chat("long", long_text()),
         chat("long2", long_text()),
         FakeModel { echo: true, ..chat("echo", String::new()) },
+        FakeModel { context: 10 << 20, ..chat("endless", "x".repeat(5 << 20)) },
         FakeModel::new("embed", ModelKind::Embedder, 50 * MB),
         FakeModel::new("rerank", ModelKind::Reranker, 50 * MB),
     ]
@@ -108,6 +109,22 @@ pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
         assert!(began.elapsed() < Duration::from_secs(60), "waited in vain until {what}");
         std::thread::yield_now();
     }
+}
+
+/// So many streams of `endless` that have all begun and run in one batch; the device is held before their next step.
+pub(crate) fn running(h: &Harness, count: u64) -> Vec<(Stream, Seen)> {
+    h.device.hold(Point::Step);
+    let prompts = h.device.count(Point::Prefill);
+    let mut streams: Vec<_> = (0..count).map(|_| (h.engine.generate(ask("endless")).unwrap(), Seen::default())).collect();
+    until("all have begun", || {
+        if h.device.is_held(Point::Step) && h.device.count(Point::Prefill) < prompts + count {
+            h.device.pass(Point::Step);
+        }
+        streams.iter_mut().for_each(|(stream, seen)| drain(stream, seen));
+        h.device.count(Point::Prefill) == prompts + count && streams.iter().all(|(_, seen)| seen.tokens > 0)
+    });
+    h.device.wait_until_held(Point::Step);
+    streams
 }
 
 /// Runs on a thread of its own.
