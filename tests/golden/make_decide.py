@@ -81,7 +81,8 @@ def rounded(value):
 
 def main():
     torch.set_num_threads(1)
-    text = json.dumps({"answers": ANSWERS, "cases": [rounded(case(name)) for name in MODELS]}, indent=1) + "\n"
+    cases = ",\n".join(json.dumps(rounded(case(name))) for name in MODELS)
+    text = f'{{"answers": {json.dumps(ANSWERS)}, "cases": [\n{cases}\n]}}\n'
     path = HERE / "expected" / "decide.json"
     if "--check" in sys.argv[1:]:
         sys.exit(0 if path.read_text() == text else f"{path} differs")
