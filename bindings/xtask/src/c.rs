@@ -113,6 +113,11 @@ fn plain(target: &Path) -> Result<Build> {
     open(proc::cargo().args(["build", "--quiet", "--package", "hob-ffi"]))?;
     let folder = empty(&target.join("c/plain"))?;
     dist::lay_out(&target.join("debug"), &folder.join("dist"))?;
+    Ok(against(&folder))
+}
+
+/// Programs in `folder`, linked to the library laid out in its `dist`.
+fn against(folder: &Path) -> Build {
     let (include, lib) = (folder.join("dist/include"), folder.join("dist/lib"));
     let link = vec![
         format!("-I{}", include.display()),
@@ -120,7 +125,7 @@ fn plain(target: &Path) -> Result<Build> {
         "-lhob".to_owned(),
         format!("-Wl,-rpath,{0},-rpath-link,{0}", lib.display()),
     ];
-    Ok(Build { sanitizer: None, folder, link })
+    Build { sanitizer: None, folder: folder.to_owned(), link }
 }
 
 fn sanitized(sanitizer: Sanitizer, target: &Path) -> Result<Build> {
@@ -260,6 +265,25 @@ fn layouts(command: &Command) -> Result<()> {
         "appended fields are allowed: `{} > tests/c/layout.txt`; anything else needs a new HOB_ABI_VERSION",
         command.get_program().to_string_lossy()
     )))
+}
+
+/// For `check`: builds the library and looks at what leaves it.
+pub(crate) fn check_exports(workspace: &Workspace) -> Result<()> {
+    if !cfg!(target_os = "linux") {
+        println!("looked at on Linux");
+        return Ok(());
+    }
+    open(proc::cargo().args(["build", "--quiet", "--package", "hob-ffi"]))?;
+    exports(&workspace.target_directory()?.join("debug/libhob_ffi.so"))
+}
+
+/// For `bench`: what the border costs, optimised.
+pub(crate) fn bench(target: &Path) -> Result<()> {
+    open(proc::cargo().args(["build", "--quiet", "--release", "--package", "hob-ffi"]))?;
+    let folder = empty(&target.join("c/bench"))?;
+    dist::lay_out(&target.join("release"), &folder.join("dist"))?;
+    let program = against(&folder).compile("bench", &paths::root().join("tests/c/bench.c"), C, "cc")?;
+    open(&mut Command::new(program))
 }
 
 /// Exactly the functions of the list leave the library.

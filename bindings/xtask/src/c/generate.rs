@@ -145,9 +145,7 @@ fn good(function: &str, kind: &str, name: &str) -> Option<String> {
         ("uint32_t", "header_abi_version") => text("HOB_ABI_VERSION"),
         ("uint64_t", "bytes") => text("4000"),
         ("int64_t" | "int32_t" | "uint32_t" | "uint64_t" | "size_t" | "float", _) => text("0"),
-        ("hob_drop_fn" | "hob_waker_fn" | "hob_progress_fn", _) => text("NULL"),
-        ("void *", _) => text("NULL"),
-        ("hob_load_context *", _) => text("NULL"),
+        ("hob_drop_fn" | "hob_waker_fn" | "hob_progress_fn" | "void *" | "hob_load_context *", _) => text("NULL"),
         // Init functions write into one of their own.
         (kind, "options") if function.ends_with("_init") => Some(format!("&spare_{}", kind.trim_end_matches(" *"))),
         (kind, _) if kind.starts_with("hob_") && kind.ends_with(" **") => Some(format!("&new_{}", kind.trim_end_matches(" **"))),
