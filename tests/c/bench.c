@@ -85,9 +85,10 @@ static void views(hob_engine *engine) {
   hob_buffer *vectors = NULL;
   OK(hob_engine_embed(engine, &options, &vectors, NULL, &error));
   size_t rows = 0, dimensions = 0;
-  double start = now_ns();
   const float *data = hob_buffer_floats(vectors, &rows, &dimensions);
-  double took = now_ns() - start;
+  double start = now_ns();
+  for (int i = 0; i < 1000; i++) hob_buffer_floats(vectors, &rows, &dimensions);
+  double took = (now_ns() - start) / 1000;
   CHECK(rows == 1000 && dimensions == 384 && data == hob_buffer_floats(vectors, NULL, NULL));
   printf("a view of 1,000 x 384 floats     %8.1f ns (the same memory each time)\n", took);
   hob_buffer_release(vectors);

@@ -31,6 +31,7 @@ struct Bench {
 
 const BENCHES: &[Bench] = &[
     Bench { name: "criterion", about: "core's own benchmarks", run: criterion },
+    Bench { name: "c", about: "what a call from C costs", run: |workspace, _, _| crate::c::bench(&workspace.target_directory()?) },
     Bench { name: "peers", about: "Hob beside mlx-lm, node-llama-cpp and sentence-transformers", run: peers },
 ];
 

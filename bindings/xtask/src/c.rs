@@ -52,7 +52,9 @@ struct Build {
     sanitizer: Option<Sanitizer>,
     /// Where programs go.
     folder: PathBuf,
-    /// What follows the source on the compiler's line.
+    /// For the compiler.
+    compile: Vec<String>,
+    /// For the linker: a step of its own, because clang would add a runtime beside rustc's.
     link: Vec<String>,
 }
 
@@ -113,14 +115,14 @@ fn plain(target: &Path) -> Result<Build> {
     open(proc::cargo().args(["build", "--quiet", "--package", "hob-ffi"]))?;
     let folder = empty(&target.join("c/plain"))?;
     dist::lay_out(&target.join("debug"), &folder.join("dist"))?;
+    Ok(against(&folder))
+}
+
+/// Programs in `folder`, linked to the library laid out in its `dist`.
+fn against(folder: &Path) -> Build {
     let (include, lib) = (folder.join("dist/include"), folder.join("dist/lib"));
-    let link = vec![
-        format!("-I{}", include.display()),
-        format!("-L{}", lib.display()),
-        "-lhob".to_owned(),
-        format!("-Wl,-rpath,{0},-rpath-link,{0}", lib.display()),
-    ];
-    Ok(Build { sanitizer: None, folder, link })
+    let link = vec![format!("-L{}", lib.display()), "-lhob".to_owned(), format!("-Wl,-rpath,{0},-rpath-link,{0}", lib.display())];
+    Build { sanitizer: None, folder: folder.to_owned(), compile: vec![format!("-I{}", include.display())], link }
 }
 
 fn sanitized(sanitizer: Sanitizer, target: &Path) -> Result<Build> {
@@ -149,12 +151,13 @@ fn sanitized(sanitizer: Sanitizer, target: &Path) -> Result<Build> {
     let runtime = runtime
         .ok_or_else(|| Error::new(format!("this toolchain has no {short} runtime")).mend("rustup toolchain install stable"))?;
     let mlx = paths::native().join("mlx/lib");
-    let link = [
+    let compile = vec![
         format!("-fsanitize={},undefined", sanitizer.name()),
         "-fsanitize-trap=undefined".to_owned(),
         "-fno-omit-frame-pointer".to_owned(),
-        "-fno-sanitize-link-runtime".to_owned(),
         format!("-I{}", paths::root().join("include").display()),
+    ];
+    let link = [
         library.display().to_string(),
         "-Wl,--whole-archive".to_owned(),
         runtime.display().to_string(),
@@ -165,7 +168,7 @@ fn sanitized(sanitizer: Sanitizer, target: &Path) -> Result<Build> {
     ]
     .into_iter()
     .chain(["-lstdc++", "-lgcc_s", "-lpthread", "-ldl", "-lrt"].map(str::to_owned));
-    Ok(Build { sanitizer: Some(sanitizer), folder: empty(&target.join("c").join(short))?, link: link.collect() })
+    Ok(Build { sanitizer: Some(sanitizer), folder: empty(&target.join("c").join(short))?, compile, link: link.collect() })
 }
 
 fn empty(folder: &Path) -> Result<PathBuf> {
@@ -186,12 +189,16 @@ impl Build {
     }
 
     fn compile(&self, name: &str, source: &Path, language: &[&str], compiler: &str) -> Result<PathBuf> {
-        let program = self.folder.join(name);
-        let mut command = Command::new(compiler);
-        command.args(STRICT).args(language).arg("-I").arg(paths::root().join("tests/c")).arg(source).args(["-x", "none"]);
-        command.args(&self.link).args(["-lpthread", "-lm", "-o"]).arg(&program);
-        capture(&mut command, |_| ())
-            .map_err(|error| error.mend(format!("install {compiler} (Debian, Ubuntu: apt-get install {compiler})")))?;
+        let (program, object) = (self.folder.join(name), self.folder.join(format!("{name}.o")));
+        let mut first = Command::new(compiler);
+        first.args(STRICT).args(language).args(&self.compile).arg("-I").arg(paths::root().join("tests/c"));
+        first.arg("-c").arg(source).arg("-o").arg(&object);
+        let mut second = Command::new(compiler);
+        second.arg(&object).args(&self.link).args(["-lpthread", "-lm", "-o"]).arg(&program);
+        for mut step in [first, second] {
+            let mend = format!("is {compiler} there? (Debian, Ubuntu: apt-get install {compiler})");
+            capture(&mut step, |_| ()).map_err(|error| error.mend(mend))?;
+        }
         Ok(program)
     }
 
@@ -260,6 +267,25 @@ fn layouts(command: &Command) -> Result<()> {
         "appended fields are allowed: `{} > tests/c/layout.txt`; anything else needs a new HOB_ABI_VERSION",
         command.get_program().to_string_lossy()
     )))
+}
+
+/// For `check`: builds the library and looks at what leaves it.
+pub(crate) fn check_exports(workspace: &Workspace) -> Result<()> {
+    if !cfg!(target_os = "linux") {
+        println!("looked at on Linux");
+        return Ok(());
+    }
+    open(proc::cargo().args(["build", "--quiet", "--package", "hob-ffi"]))?;
+    exports(&workspace.target_directory()?.join("debug/libhob_ffi.so"))
+}
+
+/// For `bench`: what the border costs, optimised.
+pub(crate) fn bench(target: &Path) -> Result<()> {
+    open(proc::cargo().args(["build", "--quiet", "--release", "--package", "hob-ffi"]))?;
+    let folder = empty(&target.join("c/bench"))?;
+    dist::lay_out(&target.join("release"), &folder.join("dist"))?;
+    let program = against(&folder).compile("bench", &paths::root().join("tests/c/bench.c"), C, "cc")?;
+    open(&mut Command::new(program))
 }
 
 /// Exactly the functions of the list leave the library.

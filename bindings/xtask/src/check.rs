@@ -20,6 +20,7 @@ const STEPS: &[Step] = &[
     ("documentation tests", documentation_tests),
     ("file lengths", |_| lengths()),
     ("generated files", |_| generated(GENERATED)),
+    ("exports of libhob", crate::c::check_exports),
 ];
 
 /// Files that are generated and committed: the command that makes them, and the paths it writes.
@@ -29,8 +30,16 @@ struct Generated {
     paths: &'static [&'static str],
 }
 
-/// The C header, the Swift and the npm skins join here as they come.
-const GENERATED: &[Generated] = &[];
+/// The Swift and the npm skins join here as they come.
+const GENERATED: &[Generated] =
+    &[Generated { name: "the C header", command: header, paths: &["include/hob.h", "tests/c/exports.txt"] }];
+
+/// This program again, with the verb that writes the header.
+fn header() -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap_or_else(|_| "xtask".into()));
+    command.arg("header").current_dir(paths::root());
+    command
+}
 
 /// A file longer than this is split, so that it can be read in one sitting.
 const MAX_LINES: usize = 800;
