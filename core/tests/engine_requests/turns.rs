@@ -105,7 +105,8 @@ fn streams_of_two_models_take_turns() {
         steps.push([streams[0].1.tokens - before[0], streams[1].1.tokens - before[1]]);
     }
     assert!(steps.iter().all(|moved| moved[0] + moved[1] == 1), "a step belongs to one model: {steps:?}");
-    assert!(steps.windows(2).all(|pair| pair[0] != pair[1]), "and the next to the other: {steps:?}");
+    // The round under way when the second stream began was the first one's alone.
+    assert!(steps[2..].windows(2).all(|pair| pair[0] != pair[1]), "and the next to the other: {steps:?}");
     h.device.release(Point::Step);
     for (stream, seen) in streams {
         let rest = block_on(stream.collect()).unwrap();
