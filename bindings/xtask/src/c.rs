@@ -90,6 +90,10 @@ pub(crate) fn run(sanitizer: Option<Sanitizer>) -> Result<()> {
         // MLX is not instrumented: the scripted device serves.
         score.tests("embed_rerank", &build.command(&encode, &[]));
         score.one("exits_with_live_handles", || exits(&build, &exit, &[None], 12));
+        if sanitizer == Some(Sanitizer::Address) {
+            let misuse = build.program("misuse", &source("misuse"), C)?;
+            score.one("misuse_is_seen_in_c_and_in_rust", || misused(&build, &misuse));
+        }
     } else {
         score.tests("embed_rerank", &build.command(&encode, &[&embedder, &reranker]));
         score.one("exits_with_live_handles", || exits(&build, &exit, &[None, Some(&chat)], 100));
@@ -222,6 +226,18 @@ fn instrumented(program: &Path, sanitizer: Sanitizer) -> Result<()> {
         return Ok(());
     }
     Err(Error::new(format!("{} has {constructors} instrumented units: the sanitizer is not really in it", program.display())))
+}
+
+/// The sanitizer works: broken contracts are reported, where C breaks them and where Rust meets them.
+fn misused(build: &Build, program: &Path) -> Result<()> {
+    for place in ["c", "rust", "twice"] {
+        let output = build.command(program, &[place]).output();
+        let output = output.map_err(|error| Error::new(format!("cannot run {}: {error}", program.display())))?;
+        if output.status.success() || !String::from_utf8_lossy(&output.stderr).contains("AddressSanitizer") {
+            return Err(Error::new(format!("AddressSanitizer did not see the misuse `{place}`")));
+        }
+    }
+    Ok(())
 }
 
 /// Exits that leave handles and work behind: the code that was asked for, each time.
