@@ -93,6 +93,7 @@ static void begin(void) {
 // Gives back what the last call made.
 static void clean(void) {
   at++;
+  hob_pool_end_use(pool, number_uint64_t, NULL), number_uint64_t = 0;  // a use, if one was begun
   hob_engine_release(new_hob_engine), new_hob_engine = NULL;
   hob_pool_release(new_hob_pool), new_hob_pool = NULL;
   hob_stream_free(new_hob_stream), new_hob_stream = NULL;

@@ -149,6 +149,6 @@ mod tests {
     fn benches_are_chosen_by_name() {
         assert_eq!(choose(BENCHES, None).map(|all| all.len()).ok(), Some(BENCHES.len()));
         assert_eq!(choose(BENCHES, Some("peers")).map(|all| all.len()).ok(), Some(1));
-        assert!(choose(BENCHES, Some("x")).err().is_some_and(|error| error.to_string().contains("criterion, peers")));
+        assert!(choose(BENCHES, Some("x")).err().is_some_and(|error| error.to_string().contains("criterion, c, peers")));
     }
 }

@@ -86,7 +86,7 @@ enum Verb {
     Header,
     /// Measure: core's own benchmarks, then Hob beside other stacks, printed as ratios
     Bench {
-        /// Only this one: criterion or peers
+        /// Only this one: criterion, c or peers
         #[arg(long)]
         only: Option<String>,
         /// Rounds of the comparison with peers

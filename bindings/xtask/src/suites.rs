@@ -63,6 +63,9 @@ fn c_asan(_: &Workspace) -> std::result::Result<Command, &'static str> {
 }
 
 fn c_tsan(_: &Workspace) -> std::result::Result<Command, &'static str> {
+    if !crate::c::has_rust_src() {
+        return Err("needs the standard library's source (rustup component add rust-src)");
+    }
     sanitized("thread")
 }
 
