@@ -485,6 +485,7 @@ impl Engine {
         let residency = Arc::clone(&self.shared.residency);
         self.shared.residency.spawn(async move {
             let closed = residency.pool().close().await;
+            residency.at_rest().await;
             residency.restore_limits().await;
             let _ = done.send(closed);
         });

@@ -668,6 +668,11 @@ impl Pool {
         }
     }
 
+    /// Completes when no load, release or drain is under way. Entries that only wait for their leases are not waited for.
+    pub(crate) async fn quiet(&self) {
+        release::quiet(self.inner()).await;
+    }
+
     /// Whether the pool is closed or closing.
     #[must_use]
     pub fn is_closed(&self) -> bool {

@@ -1,10 +1,11 @@
 //! What all requests share: a bounded number of places, what ends a request early, and when a caller stops waiting for the device.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use super::residency::Residency;
 use super::scheduler::Id;
@@ -19,18 +20,27 @@ const CANCEL_GRACE: Duration = Duration::from_secs(5);
 /// A request's place among those the engine has taken on; dropping it frees the place.
 pub(crate) struct Place {
     pub(crate) id: Id,
-    taken: Arc<AtomicUsize>,
+    taken: Arc<Taken>,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.taken.fetch_sub(1, Ordering::AcqRel);
+        if self.taken.count.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.taken.none.notify_waiters();
+        }
     }
+}
+
+#[derive(Default)]
+struct Taken {
+    count: AtomicUsize,
+    /// Told when the last place is free again.
+    none: Notify,
 }
 
 /// The places of an engine.
 pub(crate) struct Places {
-    taken: Arc<AtomicUsize>,
+    taken: Arc<Taken>,
     limit: usize,
 }
 
@@ -41,12 +51,24 @@ impl Places {
 
     /// Requests taken on and not over.
     pub(crate) fn taken(&self) -> usize {
-        self.taken.load(Ordering::Acquire)
+        self.taken.count.load(Ordering::Acquire)
+    }
+
+    /// Completes when no request is left.
+    pub(crate) async fn none(&self) {
+        loop {
+            let mut none = pin!(self.taken.none.notified());
+            none.as_mut().enable();
+            if self.taken() == 0 {
+                return;
+            }
+            none.await;
+        }
     }
 
     pub(crate) fn take(&self, id: Id) -> Result<Place> {
         let free = |taken: usize| (taken < self.limit).then_some(taken + 1);
-        match self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, free) {
+        match self.taken.count.fetch_update(Ordering::AcqRel, Ordering::Acquire, free) {
             Ok(_) => Ok(Place { id, taken: Arc::clone(&self.taken) }),
             Err(taken) => Err(Error::new(
                 ErrorKind::Busy,

@@ -88,7 +88,7 @@ fn a_cancel_without_a_deadline_finds_a_hung_device_after_the_bound() {
     h.run_until(Duration::from_millis(5_100), || end.is_finished());
     assert_eq!(end.join().unwrap(), ErrorKind::Cancelled);
     assert_eq!(h.engine.availability(), Availability::Working);
-    h.run_until(STUCK_AFTER + Duration::from_millis(100), || h.engine.availability() == Availability::Quarantined);
+    h.run_until(Duration::from_millis(5_100) + STUCK_AFTER, || h.engine.availability() == Availability::Quarantined);
     h.device.release(Point::Prefill);
     h.come_to_rest();
     h.still_serves();
