@@ -668,6 +668,11 @@ impl Pool {
         }
     }
 
+    /// Waits until no load and no release is under way.
+    pub(crate) async fn quiet(&self) {
+        release::quiet(self.inner()).await;
+    }
+
     /// Whether the pool is closed or closing.
     #[must_use]
     pub fn is_closed(&self) -> bool {
