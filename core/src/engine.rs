@@ -485,8 +485,7 @@ impl Engine {
         let residency = Arc::clone(&self.shared.residency);
         self.shared.residency.spawn(async move {
             let closed = residency.pool().close().await;
-            residency.at_rest().await;
-            residency.restore_limits().await;
+            residency.released().await;
             let _ = done.send(closed);
         });
         closed.await.unwrap_or_else(|_| Err(Error::internal("the engine's thread ended while it closed")))

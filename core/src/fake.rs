@@ -78,6 +78,8 @@ pub struct FakeModel {
     pub echo: bool,
     /// Bytes of keys and values of one token.
     pub kv_bytes_per_token: u64,
+    /// Parts of its load: after each the running requests get their turn.
+    pub load_parts: u16,
     /// The chat template; `None` is one line per message. Answers are read by the marks it holds.
     pub template: Option<String>,
 }
@@ -95,6 +97,7 @@ impl FakeModel {
             dimensions: 8,
             echo: false,
             kv_bytes_per_token: 0,
+            load_parts: 4,
             template: None,
         }
     }
@@ -373,9 +376,10 @@ impl Backend for FakeBackend {
     fn load(&mut self, spec: &ModelSpec, progress: LoadProgress<'_>) -> Result<Loaded> {
         let SpecSource::Fake(model) = &spec.source else { return Err(Error::internal("a real model on a fake device")) };
         self.device.at(Point::Load)?;
-        for quarter in 0u8..=4 {
+        let parts = model.load_parts.max(1);
+        for part in 0..=parts {
             self.device.at(Point::LoadStep)?;
-            progress(self, f32::from(quarter) / 4.0)?;
+            progress(self, f32::from(part) / f32::from(parts))?;
         }
         self.device.at(Point::LoadEnd)?;
         let slot = Slot(self.id());

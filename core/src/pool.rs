@@ -668,7 +668,7 @@ impl Pool {
         }
     }
 
-    /// Completes when no load, release or drain is under way. Entries that only wait for their leases are not waited for.
+    /// Waits until no load and no release is under way.
     pub(crate) async fn quiet(&self) {
         release::quiet(self.inner()).await;
     }

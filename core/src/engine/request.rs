@@ -20,56 +20,57 @@ const CANCEL_GRACE: Duration = Duration::from_secs(5);
 /// A request's place among those the engine has taken on; dropping it frees the place.
 pub(crate) struct Place {
     pub(crate) id: Id,
-    taken: Arc<Taken>,
+    count: Arc<Count>,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if self.taken.count.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.taken.none.notify_waiters();
+        if self.count.taken.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.count.empty.notify_waiters();
         }
     }
 }
 
 #[derive(Default)]
-struct Taken {
-    count: AtomicUsize,
+struct Count {
+    taken: AtomicUsize,
     /// Told when the last place is free again.
-    none: Notify,
+    empty: Notify,
 }
 
 /// The places of an engine.
 pub(crate) struct Places {
-    taken: Arc<Taken>,
+    count: Arc<Count>,
     limit: usize,
 }
 
 impl Places {
     pub(crate) fn new(limit: usize) -> Self {
-        Self { taken: Arc::default(), limit }
+        Self { count: Arc::default(), limit }
     }
 
     /// Requests taken on and not over.
     pub(crate) fn taken(&self) -> usize {
-        self.taken.count.load(Ordering::Acquire)
+        self.count.taken.load(Ordering::Acquire)
     }
 
-    /// Completes when no request is left.
-    pub(crate) async fn none(&self) {
+    /// Waits until every request is over.
+    pub(crate) async fn all_free(&self) {
         loop {
-            let mut none = pin!(self.taken.none.notified());
-            none.as_mut().enable();
+            // Registered before looking, so that no end falls between the two.
+            let mut empty = std::pin::pin!(self.count.empty.notified());
+            empty.as_mut().enable();
             if self.taken() == 0 {
                 return;
             }
-            none.await;
+            empty.await;
         }
     }
 
     pub(crate) fn take(&self, id: Id) -> Result<Place> {
         let free = |taken: usize| (taken < self.limit).then_some(taken + 1);
-        match self.taken.count.fetch_update(Ordering::AcqRel, Ordering::Acquire, free) {
-            Ok(_) => Ok(Place { id, taken: Arc::clone(&self.taken) }),
+        match self.count.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, free) {
+            Ok(_) => Ok(Place { id, count: Arc::clone(&self.count) }),
             Err(taken) => Err(Error::new(
                 ErrorKind::Busy,
                 format!(

@@ -279,8 +279,12 @@ impl Residency {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// After the pool's close: the allocator's limits are those of the engines that are left.
-    pub(crate) async fn restore_limits(&self) {
+    /// After the pool's close, which does not wait for uses: every request is over, every model gone and its memory back, and the
+    /// allocator's limits are those of the engines that are left.
+    pub(crate) async fn released(&self) {
+        self.places.all_free().await;
+        self.pool.quiet().await;
+        // Behind the unloads that the last uses have posted.
         self.share.end().await;
     }
 

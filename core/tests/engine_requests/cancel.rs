@@ -259,8 +259,15 @@ fn a_cancel_is_noticed_while_another_model_loads() {
     let stream = h.engine.generate(GenerateRequest { options: cancelled_by(&token), ..ask("chat") }).unwrap();
     until("the request has its model", || h.uses() >= 1);
     token.cancel();
-    h.device.pass(Point::LoadStep);
-    assert_eq!(kind(block_on(stream.collect())), ErrorKind::Cancelled);
+    let end = go(move || kind(block_on(stream.collect())));
+    until("the cancel is noticed", || {
+        if h.device.is_held(Point::LoadStep) {
+            h.device.pass(Point::LoadStep);
+        }
+        end.is_finished()
+    });
+    assert_eq!(end.join().unwrap(), ErrorKind::Cancelled);
+    assert!(!load.is_finished(), "long before the load is through");
     h.device.release(Point::LoadStep);
     load.join().unwrap().unwrap();
     h.come_to_rest();

@@ -1,6 +1,6 @@
 //! The bounded queue: who is refused, with which words, and when a place is free again.
 
-use hob::engine::{EmbedRequest, Finish, GenerateRequest, Prompt, RequestOptions};
+use hob::engine::{EmbedRequest, Finish, GenerateRequest, Prompt, RequestOptions, Stream};
 use hob::fake::{Fault, Point};
 use hob::options::Limits;
 use hob::{CancelToken, ErrorKind, block_on};
@@ -24,8 +24,34 @@ fn one_request_more_than_capacity_and_queue_is_busy_at_once() {
         assert_eq!(block_on(stream.collect()).unwrap().text, "Hello!");
     }
     h.assert_at_rest();
-    assert!(h.device.widest_batch() <= 2, "the capacity is rows at once");
     h.still_serves();
+}
+
+#[test]
+fn the_capacity_is_rows_at_once_and_the_next_in_line_takes_a_free_one() {
+    let h = Harness::with(models(), |options| options.capacity = 2);
+    let mut streams = running(&h, 2);
+    let mut next = (h.engine.generate(ask("endless")).unwrap(), Seen::default());
+    let step = |streams: &mut Vec<(Stream, Seen)>, next: &mut (Stream, Seen)| {
+        streams.iter_mut().for_each(|(stream, seen)| drain(stream, seen));
+        drain(&mut next.0, &mut next.1);
+        h.device.pass(Point::Step);
+        h.device.wait_until_held(Point::Step);
+    };
+    until("it has its model", || h.uses() == 3);
+    for _ in 0..100 {
+        step(&mut streams, &mut next);
+    }
+    assert_eq!((next.1.tokens, h.device.widest_batch()), (0, 2));
+    streams.remove(0);
+    until("the next one runs", || {
+        step(&mut streams, &mut next);
+        next.1.tokens > 1
+    });
+    assert_eq!(h.device.widest_batch(), 2);
+    h.device.release(Point::Step);
+    drop((streams, next));
+    h.come_to_rest();
 }
 
 #[test]

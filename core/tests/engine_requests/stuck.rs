@@ -84,11 +84,10 @@ fn a_cancel_without_a_deadline_finds_a_hung_device_after_the_bound() {
     h.device.wait_until_held(Point::Prefill);
     stream.cancel();
     let end = go(move || kind(block_on(stream.collect())));
-    // The caller hears of it first; then nobody waits, and the device is watched for the bound.
+    // Nothing presses its caller, but it is not kept for ever.
     h.run_until(Duration::from_millis(5_100), || end.is_finished());
     assert_eq!(end.join().unwrap(), ErrorKind::Cancelled);
-    assert_eq!(h.engine.availability(), Availability::Working);
-    h.run_until(Duration::from_millis(5_100) + STUCK_AFTER, || h.engine.availability() == Availability::Quarantined);
+    h.run_until(Duration::from_millis(10_200), || h.engine.availability() == Availability::Quarantined);
     h.device.release(Point::Prefill);
     h.come_to_rest();
     h.still_serves();
@@ -124,11 +123,14 @@ fn a_close_returns_at_its_bound_and_the_rest_follows_when_the_device_returns() {
     h.device.wait_until_held(Point::Step);
     let engine = h.engine.clone();
     let closing = go(move || block_on(engine.close()).unwrap());
-    h.run_until(Duration::from_millis(120_100), || closing.is_finished());
+    until("its bound is set", || h.engine.availability() == Availability::Closed && h.clock.sleepers() > 0);
+    let waiting = go(move || kind(block_on(stream.collect())));
+    // Timers are set a little after each other, by several threads.
+    h.run_until(Duration::from_secs(140), || closing.is_finished() && waiting.is_finished());
     assert_eq!(closing.join().unwrap(), Closed { stopped: false });
     assert_eq!(h.engine.availability(), Availability::Closed);
     assert_eq!(h.engine.generate(ask("chat")).unwrap_err().kind(), ErrorKind::Closed);
-    assert_eq!(kind(block_on(stream.collect())), ErrorKind::Closed, "its caller is not kept waiting either");
+    assert_eq!(waiting.join().unwrap(), ErrorKind::Closed, "its caller is not kept waiting either");
     assert!(h.device.memory().active > 0, "nothing goes under running work");
     let engine = h.engine.clone();
     let rest = go(move || block_on(engine.close_and_wait()));
