@@ -1,6 +1,5 @@
 //! What all requests share: a bounded number of places, what ends a request early, and when a caller stops waiting for the device.
 
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;

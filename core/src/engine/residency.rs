@@ -220,12 +220,6 @@ impl Residency {
         self.places.taken()
     }
 
-    /// After the pool's close: completes when every request is over, its use has ended and its memory is back.
-    pub(crate) async fn at_rest(&self) {
-        self.places.none().await;
-        self.pool.quiet().await;
-    }
-
     /// Takes a request on, or says at once why not.
     pub(crate) fn enter(&self) -> Result<Place> {
         if self.is_closed() {
