@@ -129,15 +129,15 @@ fn scorings_charge_theirs_too() {
 
 #[test]
 fn a_row_that_would_not_fit_waits_and_those_that_fit_run_together() {
-    // Rows end in slots of 512 tokens; there is room for two such and not for three.
-    let model = FakeModel { echo: false, reply: "y".repeat(400), ..heavy("heavy") };
+    // Rows begin in slots of 1,024 tokens and end in slots of 1,280; there is room for two of the latter, not for three of the former.
+    let model = FakeModel { echo: false, reply: "y".repeat(270), ..heavy("heavy") };
     let h = Harness::with(vec![model], |options| {
-        options.budget_bytes = Some(WEIGHTS + 1200 * KV);
+        options.budget_bytes = Some(WEIGHTS + 2800 * KV);
         options.prompt_cache_bytes = 0;
     });
     // Nobody reads: rows pause after some 256 tokens, and keep what they hold.
-    let streams: Vec<_> = (0..4).map(|_| h.engine.generate(raw("heavy", "xxxxxxxxxx")).unwrap()).collect();
-    until("two of them pause", || used(&h) >= WEIGHTS + 2 * 260 * KV);
+    let streams: Vec<_> = (0..4).map(|_| h.engine.generate(raw("heavy", "x".repeat(1000))).unwrap()).collect();
+    until("two of them pause", || used(&h) >= WEIGHTS + 2 * 1250 * KV);
     let mut most = 0;
     let threads: Vec<_> = streams.into_iter().map(|stream| go(move || block_on(stream.collect()))).collect();
     until("all have ended", || {
@@ -145,11 +145,10 @@ fn a_row_that_would_not_fit_waits_and_those_that_fit_run_together() {
         threads.iter().all(std::thread::JoinHandle::is_finished)
     });
     for thread in threads {
-        assert_eq!(thread.join().unwrap().unwrap().token_ids.len(), 400);
+        assert_eq!(thread.join().unwrap().unwrap().token_ids.len(), 270);
     }
-    assert!(most <= WEIGHTS + 1200 * KV, "{most}");
+    assert!(most <= WEIGHTS + 2800 * KV, "{most}");
     assert!(h.device.widest_batch() <= 2);
-    assert_eq!(h.device.count(Point::Prefill), 4);
     h.come_to_rest();
 }
 

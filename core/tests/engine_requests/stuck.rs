@@ -14,7 +14,7 @@ const STUCK_AFTER: Duration = Duration::from_secs(5);
 fn a_device_that_hangs_past_a_deadline_is_quarantined_until_it_returns() {
     let h = Harness::with(models(), |options| options.stuck_after = STUCK_AFTER);
     h.device.hold(Point::Step);
-    assert_eq!(h.engine.availability(), Availability::Ready);
+    until("the engine is open", || h.engine.availability() == Availability::Ready);
     let mut late = h.engine.generate(GenerateRequest { options: timeout(10), ..ask("long") }).unwrap();
     h.device.wait_until_held(Point::Step);
     assert_eq!(h.engine.availability(), Availability::Working);
