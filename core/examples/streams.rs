@@ -2,6 +2,7 @@
 //! once in one batch, and their ratio. Greedy, so that the device works ahead.
 
 #![allow(clippy::cast_precision_loss, reason = "counts of tokens")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "it reports")]
 
 use std::pin::Pin;
 use std::task::{Context, Waker};

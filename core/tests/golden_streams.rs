@@ -41,7 +41,7 @@ fn prompt(n: usize) -> String {
 fn ask(path: &str, n: usize) -> GenerateRequest {
     GenerateRequest {
         max_tokens: Some(12 + n),
-        prompt_cache: n % 2 == 0,
+        prompt_cache: n.is_multiple_of(2),
         options: float32(),
         ..GenerateRequest::raw(path, prompt(n))
     }
@@ -106,7 +106,7 @@ fn sampled_and_greedy_rows_share_a_batch_and_keep_to_themselves() {
     let (path, engine) = (model("llama-tied"), engine());
     let request = |n: usize| {
         let mut request = GenerateRequest { max_tokens: Some(20), ..ask(&path, n) };
-        if n % 3 == 0 {
+        if n.is_multiple_of(3) {
             request.sampling = SamplingOptions { temperature: 0.8, seed: Some(n as u64), ..SamplingOptions::default() };
         }
         request

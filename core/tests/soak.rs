@@ -45,9 +45,8 @@ fn one(engine: &Engine, random: &mut Random) -> Result<(), hob::Error> {
             let mut stream = engine.generate(request)?;
             let reads = random.below(40);
             for _ in 0..reads {
-                match block_on(stream.next()).unwrap()? {
-                    Event::Finished(_) => return Ok(()),
-                    _ => {}
+                if let Event::Finished(_) = block_on(stream.next()).unwrap()? {
+                    return Ok(());
                 }
             }
             match random.below(4) {
@@ -148,7 +147,6 @@ fn ten_thousand_mixed_requests_leave_nothing_behind() {
     // A first part fills what is made once and the kept prompts; then two halves are compared.
     round(&engine, REQUESTS / 5, 1, &answered);
     at_rest(&engine);
-    let first = resident();
     round(&engine, REQUESTS * 2 / 5, 2, &answered);
     at_rest(&engine);
     let second = resident();
@@ -156,7 +154,6 @@ fn ten_thousand_mixed_requests_leave_nothing_behind() {
     at_rest(&engine);
     let third = resident();
     let answered = answered.into_inner();
-    println!("{answered} answered, loads {}, resident {first} {second} {third}", device.count(hob::fake::Point::Load));
     assert!(answered > REQUESTS / 3, "only {answered} were answered");
     // 4,000 requests: one leaked request of a few hundred bytes each would show.
     assert!(third.saturating_sub(second) < 1 << 20, "the second half grew the process from {second} to {third}");

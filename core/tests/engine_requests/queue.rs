@@ -62,7 +62,8 @@ fn a_place_is_free_again_when_a_request_ends_in_whatever_way() {
     let ask_with = |options| GenerateRequest { options, ..ask("chat") };
     let fired = CancelToken::new();
     fired.cancel();
-    let ways: Vec<(&str, Box<dyn Fn()>)> = vec![
+    type Way<'a> = (&'a str, Box<dyn Fn() + 'a>);
+    let ways: Vec<Way<'_>> = vec![
         ("an answer", Box::new(|| assert_eq!(answer(engine, ask("chat")).unwrap().text, "Hello!"))),
         ("nothing to do", Box::new(|| drop(answer(engine, GenerateRequest { max_tokens: Some(0), ..ask("chat") }).unwrap()))),
         ("no such model", Box::new(|| assert_eq!(kind(answer(engine, ask("nowhere"))), ErrorKind::NotFound))),
