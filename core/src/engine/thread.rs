@@ -30,9 +30,15 @@ pub(crate) struct Bench<'a> {
     work: &'a mut Work,
     progress: &'a Progress,
     inbox: &'a mut Inbox,
+    gauge: &'a Gauge,
 }
 
 impl Bench<'_> {
+    /// A fresh reading of memory, before whoever waits for a job hears that it is done.
+    fn read_gauge(&self) {
+        self.gauge.set(self.backend.memory());
+    }
+
     /// Loads a model. Between its tensors the running requests get as much of the time as the load itself.
     pub(crate) fn load(&mut self, spec: &ModelSpec, step: &mut dyn FnMut(f32) -> Result<()>) -> Result<Loaded> {
         let (work, progress, inbox) = (&mut *self.work, self.progress, &mut *self.inbox);
@@ -276,6 +282,7 @@ impl DeviceThread {
         let (reply, answer) = oneshot::channel();
         self.post(Message::Job(Box::new(move |bench: &mut Bench<'_>| {
             let result = catch_unwind(AssertUnwindSafe(|| job(bench))).unwrap_or_else(|panic| Err(panic_error(what, &*panic)));
+            bench.read_gauge();
             let _ = reply.send(result);
         })))?;
         answer.await.unwrap_or_else(|_| Err(closed()))
@@ -439,8 +446,13 @@ impl<B: Backend> Owner<B> {
     fn run_job(&mut self, job: Job) {
         // The job catches its own panics to report them; this guard is for the ones without a reply.
         self.scoped(|owner| {
-            let mut bench =
-                Bench { backend: &mut owner.backend, work: &mut owner.work, progress: &owner.progress, inbox: &mut owner.inbox };
+            let mut bench = Bench {
+                backend: &mut owner.backend,
+                work: &mut owner.work,
+                progress: &owner.progress,
+                inbox: &mut owner.inbox,
+                gauge: &owner.gauge,
+            };
             let _ = catch_unwind(AssertUnwindSafe(|| job(&mut bench)));
         });
     }
