@@ -253,7 +253,7 @@ fn a_cancel_is_noticed_while_another_model_loads() {
     answer(&h.engine, ask("chat")).unwrap();
     h.device.hold(Point::LoadStep);
     let engine = h.engine.clone();
-    let load = go(move || call(&engine, Verb::Load, RequestOptions::default()));
+    let load = go(move || block_on(engine.load("slow", RequestOptions::default())));
     h.device.wait_until_held(Point::LoadStep);
     let token = CancelToken::new();
     let stream = h.engine.generate(GenerateRequest { options: cancelled_by(&token), ..ask("chat") }).unwrap();

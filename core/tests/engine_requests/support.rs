@@ -27,7 +27,8 @@ pub(crate) fn models() -> Vec<FakeModel> {
     let chat = |name: &str, reply: String| FakeModel { reply, ..FakeModel::new(name, ModelKind::Chat, 100 * MB) };
     vec![
         chat("chat", "Hello!".to_owned()),
-        FakeModel { load_parts: 10_000, ..chat("other", "Hello!".to_owned()) },
+        chat("other", "Hello!".to_owned()),
+        FakeModel { load_parts: 60_000, ..chat("slow", "Hello!".to_owned()) },
         chat("long", long_text()),
         chat("long2", long_text()),
         FakeModel { echo: true, ..chat("echo", String::new()) },
