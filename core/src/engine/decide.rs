@@ -93,8 +93,7 @@ impl DecideRequest {
             return Err(Error::invalid(format!("{} answers for a predicate; give two", self.answers.len())));
         }
         self.prompt.check(&self.render, limits)?;
-        limits.check_texts("answer", &self.answers)?;
-        limits.check_timeout(self.options.timeout)
+        limits.check_texts("answer", &self.answers)
     }
 }
 
@@ -148,15 +147,14 @@ pub(super) async fn run(shared: &Arc<Shared>, request: DecideRequest) -> Result<
     let began = Instant::now();
     let residency = &shared.residency;
     request.check(residency.limits())?;
-    let place = residency.enter()?;
-    let token = request.options.token(shared);
-    let link = Link::new(residency, &token);
+    let (link, place) = Link::open(shared, &request.options)?;
+    let token = &link.token;
     let decision = request.decision;
     let (used, prompt, answers) = residency
         .unless_stuck(async {
-            let used = residency.acquire(&request.model, Purpose::Score, &request.options, &token).await?;
+            let used = residency.acquire(&request.model, Purpose::Score, &request.options, token).await?;
             let text = used.model.text.clone();
-            let (prompt, answers) = residency.blocking(&token, move || tokens(&text, &request)).await?;
+            let (prompt, answers) = residency.blocking(token, move || tokens(&text, &request)).await?;
             Ok((used, prompt, answers))
         })
         .await?;

@@ -101,15 +101,13 @@ pub(super) async fn run(shared: &Arc<Shared>, request: EmbedRequest) -> Result<E
     }
     let residency = &shared.residency;
     residency.limits().check_texts("text", &request.texts)?;
-    residency.limits().check_timeout(request.options.timeout)?;
-    let place = residency.enter()?;
-    let token = request.options.token(shared);
-    let link = Link::new(residency, &token);
+    let (link, place) = Link::open(shared, &request.options)?;
+    let token = &link.token;
     let (used, encodings) = residency
         .unless_stuck(async {
-            let used = residency.acquire(&request.model, Purpose::Embed, &request.options, &token).await?;
+            let used = residency.acquire(&request.model, Purpose::Embed, &request.options, token).await?;
             let prompt = prompt_of(&used.model.spec, request.prompt_name.as_deref())?;
-            let encodings = encode_texts(residency, &used, prompt, request.texts, request.truncate, &token).await?;
+            let encodings = encode_texts(residency, &used, prompt, request.texts, request.truncate, token).await?;
             Ok((used, encodings))
         })
         .await?;

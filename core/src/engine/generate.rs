@@ -98,7 +98,6 @@ impl GenerateRequest {
 
     fn check(&self, limits: &Limits) -> Result<()> {
         self.sampling.check()?;
-        limits.check_timeout(self.options.timeout)?;
         limits.check_stops(&self.stop)?;
         if let Some(count) = self.logprobs.filter(|&count| count > MAX_LOGPROBS) {
             return Err(Error::invalid(format!("logprobs is {count}; at most {MAX_LOGPROBS} alternatives are reported")));
@@ -395,20 +394,14 @@ impl std::fmt::Debug for Stream {
 pub(super) fn start(shared: &Arc<Shared>, request: GenerateRequest) -> Result<Stream> {
     request.check(shared.residency.limits())?;
     let stops = StopMatcher::new(&request.stop)?;
-    let place = shared.residency.enter()?;
+    let (link, place) = Link::open(shared, &request.options)?;
     let began = Instant::now();
-    let token = request.options.token(shared);
-    let residency = Arc::clone(&shared.residency);
+    let (residency, token, id) = (Arc::clone(&link.residency), link.token.clone(), place.id);
     // A row pauses when its reader is QUEUE events behind; what one step yields, and the end, always has room.
     let (sender, receiver) = mpsc::unbounded_channel();
     let stop = AtomicBool::new(request.options.on_cancel == OnCancel::Stop);
-    let shares = Arc::new(Shares {
-        queued: AtomicUsize::new(0),
-        stalled: AtomicBool::new(false),
-        sent: AtomicUsize::new(0),
-        stop,
-        link: Link::new(&residency, &token),
-    });
+    let shares =
+        Arc::new(Shares { queued: AtomicUsize::new(0), stalled: AtomicBool::new(false), sent: AtomicUsize::new(0), stop, link });
     let stream = Stream { receiver, shares: Arc::clone(&shares), ended: false };
     residency.clone().spawn(async move {
         let prepared = residency.unless_stuck(prepare(&residency, request, &token, began, stops, place)).await;
@@ -422,7 +415,7 @@ pub(super) fn start(shared: &Arc<Shared>, request: GenerateRequest) -> Result<St
         let (ended, end) = oneshot::channel();
         let last_word = sender.clone();
         row.out = Some(Out { sender, shares: Arc::clone(&shares), _ended: ended });
-        let (id, prompt_tokens, dropped_tokens) = (row.id(), row.prompt_tokens, row.dropped);
+        let (prompt_tokens, dropped_tokens) = (row.prompt_tokens, row.dropped);
         residency.device().add(id, Task::Generate(Box::new(row)));
         tokio::select! {
             biased;
@@ -491,18 +484,7 @@ async fn prepare(
     });
     let Read { ids, parser, decoder } = read.await?;
     let (ids, dropped) = fit(ids, context, limits.0)?;
-    // Hazard A19: a conversation whose keys and values alone exceed the budget is refused before anything is allocated.
-    let cache = spec.kv_bytes(ids.len() + limits.1.unwrap_or(0));
-    if cache > residency.pool().budget() {
-        return Err(Error::new(
-            ErrorKind::BudgetExceeded,
-            format!(
-                "{} tokens need {cache} bytes of keys and values and the pool's budget is {}; lower max_tokens, shorten the prompt or raise the budget",
-                ids.len() + limits.1.unwrap_or(0),
-                residency.pool().budget()
-            ),
-        ));
-    }
+    residency.check_cache(&spec, ids.len() + limits.1.unwrap_or(0), "lower max_tokens, shorten the prompt")?;
     let room = context - ids.len();
     let (limit, at_limit) = match limits.1 {
         Some(max) if max <= room => (max, Ending::Length),
@@ -521,8 +503,7 @@ async fn prepare(
         pending: VecDeque::new(),
         prompt_tokens: ids.len(),
         dropped,
-        seen: ids.clone(),
-        prompt: ids,
+        seen: ids,
         produced: 0,
         limit,
         at_limit,

@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
 
-use super::residency::Residency;
+use super::residency::{Model, Residency, Used};
 use super::scheduler::Id;
+use super::work::Ending;
+use super::{RequestOptions, Shared};
 use crate::cancel::{CancelReason, CancelToken};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -90,8 +92,12 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn new(residency: &Arc<Residency>, token: &CancelToken) -> Self {
-        Self { residency: Arc::clone(residency), token: token.clone(), begun: Arc::default() }
+    /// Takes a request on, or says at once why not: what will end it early, and its place.
+    pub(crate) fn open(shared: &Shared, options: &RequestOptions) -> Result<(Self, Place)> {
+        let residency = Arc::clone(&shared.residency);
+        residency.limits().check_timeout(options.timeout)?;
+        let place = residency.enter()?;
+        Ok((Self { residency, token: options.token(shared), begun: Arc::default() }, place))
     }
 
     /// Why the request ends now, as its caller is told.
@@ -143,6 +149,50 @@ impl Link {
         }
         self.residency.suspect();
         self.interrupted()
+    }
+}
+
+/// A request that is answered once, on the device thread: what it holds until then, and where the answer goes.
+pub(crate) struct Reply<T> {
+    link: Link,
+    /// Dropped before the answer is heard, also when nobody gives one.
+    held: (Used, Place),
+    sender: oneshot::Sender<Result<T>>,
+}
+
+impl<T> Reply<T> {
+    /// The reply, and what [`Link::answer`] waits on.
+    pub(crate) fn new(link: &Link, held: (Used, Place)) -> (Self, oneshot::Receiver<Result<T>>) {
+        let (sender, answer) = oneshot::channel();
+        (Self { link: link.clone(), held, sender }, answer)
+    }
+
+    pub(crate) fn id(&self) -> Id {
+        self.held.1.id
+    }
+
+    pub(crate) fn model(&self) -> &Model {
+        &self.held.0.model
+    }
+
+    /// Cancelled, out of time, or nobody waits any more.
+    pub(crate) fn interrupted(&self) -> Option<Ending> {
+        (self.sender.is_closed() || self.link.token.is_cancelled()).then_some(Ending::Interrupted)
+    }
+
+    pub(crate) fn begun(&self) {
+        self.link.begun.store(true, Ordering::Release);
+    }
+
+    /// Gives back what the request held, then the answer: `value`, if it came to its end.
+    pub(crate) fn send(self, ending: Result<Ending>, value: T) {
+        let result = match ending {
+            Ok(Ending::Interrupted) => Err(self.link.interrupted()),
+            Ok(_) => Ok(value),
+            Err(error) => Err(error),
+        };
+        drop(self.held);
+        let _ = self.sender.send(result);
     }
 }
 

@@ -119,14 +119,12 @@ pub(super) async fn run(shared: &Arc<Shared>, request: RerankRequest) -> Result<
     let residency = &shared.residency;
     residency.limits().check_texts("query", std::slice::from_ref(&request.query))?;
     residency.limits().check_texts("document", &request.documents)?;
-    residency.limits().check_timeout(request.options.timeout)?;
-    let place = residency.enter()?;
-    let token = request.options.token(shared);
-    let link = Link::new(residency, &token);
+    let (link, place) = Link::open(shared, &request.options)?;
+    let token = &link.token;
     let (used, encodings) = residency
         .unless_stuck(async {
-            let used = residency.acquire(&request.model, Purpose::Rerank, &request.options, &token).await?;
-            let encodings = encode(residency, &used, request.query, request.documents, request.truncate, &token).await?;
+            let used = residency.acquire(&request.model, Purpose::Rerank, &request.options, token).await?;
+            let encodings = encode(residency, &used, request.query, request.documents, request.truncate, token).await?;
             Ok((used, encodings))
         })
         .await?;

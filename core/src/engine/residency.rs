@@ -297,6 +297,21 @@ impl Residency {
         }
     }
 
+    /// Refuses a request whose keys and values alone exceed the whole budget, before anything is allocated (hazard A19); `knob` is
+    /// what its caller can change.
+    pub(crate) fn check_cache(&self, spec: &ModelSpec, tokens: usize, knob: &str) -> Result<()> {
+        let (cache, budget) = (spec.kv_bytes(tokens), self.pool.budget());
+        if cache <= budget {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::BudgetExceeded,
+            format!(
+                "{tokens} tokens need {cache} bytes of keys and values and the pool's budget is {budget}; {knob} or raise the budget"
+            ),
+        ))
+    }
+
     /// Runs file or processor work on a thread of its own, few at a time; the token leaves at once, the work ends by itself.
     pub(crate) async fn blocking<T: Send + 'static>(
         &self,

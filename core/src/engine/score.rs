@@ -50,20 +50,18 @@ pub(super) async fn run(shared: &Arc<Shared>, request: ScoreRequest) -> Result<S
     let residency = &shared.residency;
     request.prompt.check(&RenderOptions::default(), residency.limits())?;
     residency.limits().check_prompt(&request.completion)?;
-    residency.limits().check_timeout(request.options.timeout)?;
-    let place = residency.enter()?;
-    let token = request.options.token(shared);
-    let link = Link::new(residency, &token);
+    let (link, place) = Link::open(shared, &request.options)?;
+    let token = &link.token;
     let (used, prompt, completion) = residency
         .unless_stuck(async {
-            let used = residency.acquire(&request.model, Purpose::Score, &request.options, &token).await?;
+            let used = residency.acquire(&request.model, Purpose::Score, &request.options, token).await?;
             let text = used.model.text.clone();
             let tokens = move || {
                 let prompt = super::generate::prompt_tokens(&text, &request.prompt, &RenderOptions::default())?;
                 let plain = EncodeOptions { add_special: false, parse_special: false };
                 Ok((prompt, text.tokenizer.encode(&request.completion, plain)?.ids))
             };
-            let (prompt, completion) = residency.blocking(&token, tokens).await?;
+            let (prompt, completion) = residency.blocking(token, tokens).await?;
             Ok((used, prompt, completion))
         })
         .await?;

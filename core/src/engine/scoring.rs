@@ -1,13 +1,8 @@
 //! How likely given completions of one prompt are, in steps on the device. The prompt is computed once; each completion goes on from
 //! a copy of it.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-
-use tokio::sync::oneshot;
-
 use super::backend::{Backend, Row, SCORE_CHUNK, Slot};
-use super::request::{Link, Place};
+use super::request::{Link, Place, Reply};
 use super::residency::Used;
 use super::work::{self, Ending, Request, Task, Tell};
 use crate::error::{Error, ErrorKind, Result};
@@ -17,7 +12,6 @@ use crate::model::ModelSpec;
 type Scores = Vec<Vec<f32>>;
 
 struct Scoring {
-    slot: Slot,
     prompt: Vec<u32>,
     completions: Vec<Vec<u32>>,
     scores: Scores,
@@ -26,30 +20,16 @@ struct Scoring {
     fed: usize,
     /// The row of the completion under way.
     branch: Option<Row>,
-    link: Link,
-    /// The use of the model and the place in the engine, until the terminal event.
-    held: Option<(Used, Place)>,
-    reply: Option<oneshot::Sender<Result<Scores>>>,
+    reply: Reply<Scores>,
 }
 
 /// Scores completions of `prompt`; none may be empty, and each must fit the context. The use and the place end before this returns,
 /// unless the device is stuck.
 pub(super) async fn compute(link: &Link, held: (Used, Place), prompt: Vec<u32>, completions: Vec<Vec<u32>>) -> Result<Scores> {
     check(&held.0.model.spec, link, &prompt, &completions)?;
-    let (reply, answer) = oneshot::channel();
-    let (slot, id) = (held.0.model.slot, held.1.id);
-    let task = Scoring {
-        slot,
-        prompt,
-        completions,
-        scores: Vec::new(),
-        prefix: None,
-        fed: 0,
-        branch: None,
-        link: link.clone(),
-        held: Some(held),
-        reply: Some(reply),
-    };
+    let (reply, answer) = Reply::new(link, held);
+    let (id, scores) = (reply.id(), Scores::new());
+    let task = Scoring { prompt, completions, scores, prefix: None, fed: 0, branch: None, reply };
     link.residency.device().add(id, Task::Score(Box::new(task)));
     let scores = link.answer(answer).await?;
     if scores.iter().flatten().any(|score| !score.is_finite()) {
@@ -58,7 +38,7 @@ pub(super) async fn compute(link: &Link, held: (Used, Place), prompt: Vec<u32>, 
     Ok(scores)
 }
 
-fn check(spec: &Arc<ModelSpec>, link: &Link, prompt: &[u32], completions: &[Vec<u32>]) -> Result<()> {
+fn check(spec: &ModelSpec, link: &Link, prompt: &[u32], completions: &[Vec<u32>]) -> Result<()> {
     if prompt.is_empty() {
         return Err(Error::invalid("the prompt has no tokens; give some text"));
     }
@@ -72,16 +52,7 @@ fn check(spec: &Arc<ModelSpec>, link: &Link, prompt: &[u32], completions: &[Vec<
             spec.context
         )));
     }
-    let (cache, budget) = (spec.kv_bytes(total), link.residency.pool().budget());
-    if cache > budget {
-        return Err(Error::new(
-            ErrorKind::BudgetExceeded,
-            format!(
-                "{total} tokens need {cache} bytes of keys and values and the pool's budget is {budget}; shorten the prompt or raise the budget"
-            ),
-        ));
-    }
-    Ok(())
+    link.residency.check_cache(spec, total, "shorten the prompt")
 }
 
 /// The mean of log-probabilities.
@@ -92,32 +63,23 @@ pub(super) fn mean(logprobs: &[f32]) -> f64 {
 
 impl Request for Scoring {
     fn slot(&self) -> Slot {
-        self.slot
+        self.reply.model().slot
     }
 
     fn interrupted(&self) -> Option<Ending> {
-        let left = self.reply.as_ref().is_some_and(oneshot::Sender::is_closed);
-        (left || self.link.token.is_cancelled()).then_some(Ending::Interrupted)
+        self.reply.interrupted()
     }
 
     fn begun(&mut self) {
-        self.link.begun.store(true, Ordering::Release);
+        self.reply.begun();
     }
 
     fn account(&self) -> Option<Tell> {
-        self.held.as_ref().map(|(used, _)| used.model.account())
+        Some(self.reply.model().account())
     }
 
-    fn finish(mut self: Box<Self>, ending: Result<Ending>) {
-        let result = match ending {
-            Ok(Ending::Interrupted) => Err(self.link.interrupted()),
-            Ok(_) => Ok(std::mem::take(&mut self.scores)),
-            Err(error) => Err(error),
-        };
-        self.held = None;
-        if let Some(reply) = self.reply.take() {
-            let _ = reply.send(result);
-        }
+    fn finish(self: Box<Self>, ending: Result<Ending>) {
+        self.reply.send(ending, self.scores);
     }
 }
 
@@ -127,7 +89,7 @@ impl work::Scoring for Scoring {
         let prefix = match self.prefix {
             Some(prefix) => prefix,
             None => {
-                let (prefix, _) = backend.begin(self.slot, self.prompt.clone(), false)?;
+                let (prefix, _) = backend.begin(self.slot(), self.prompt.clone(), false)?;
                 self.prefix = Some(prefix);
                 prefix
             }

@@ -1,11 +1,7 @@
 //! The texts of one request to embed or to rerank, on their way through the device in batches they may share with others.
 
-use std::sync::atomic::Ordering;
-
-use tokio::sync::oneshot;
-
 use super::backend::Slot;
-use super::request::{Link, Place};
+use super::request::{Link, Place, Reply};
 use super::residency::Used;
 use super::work::{self, Ending, Request, Task, Tell};
 use crate::error::{Error, ErrorKind, Result};
@@ -16,16 +12,12 @@ type Rows = Vec<Vec<f32>>;
 pub(super) type Name = fn(usize) -> String;
 
 struct Texts {
-    slot: Slot,
     kind: work::Encoding,
     encodings: Vec<Encoding>,
     name: Name,
     rows: Rows,
     left: usize,
-    link: Link,
-    /// The use of the model and the place in the engine, until the terminal event.
-    held: Option<(Used, Place)>,
-    reply: Option<oneshot::Sender<Result<Rows>>>,
+    reply: Reply<Rows>,
 }
 
 /// Computes the numbers of each text, in order. The use and the place end before this returns, unless the device is stuck.
@@ -36,42 +28,31 @@ pub(super) async fn compute(
     encodings: Vec<Encoding>,
     name: Name,
 ) -> Result<Rows> {
-    let (reply, answer) = oneshot::channel();
-    let (slot, id) = (held.0.model.slot, held.1.id);
+    let (reply, answer) = Reply::new(link, held);
     let (rows, left) = (vec![Vec::new(); encodings.len()], encodings.len());
-    let task = Texts { slot, kind, encodings, name, rows, left, link: link.clone(), held: Some(held), reply: Some(reply) };
-    link.residency.device().add(id, Task::Encode(Box::new(task)));
+    link.residency.device().add(reply.id(), Task::Encode(Box::new(Texts { kind, encodings, name, rows, left, reply })));
     link.answer(answer).await
 }
 
 impl Request for Texts {
     fn slot(&self) -> Slot {
-        self.slot
+        self.reply.model().slot
     }
 
     fn interrupted(&self) -> Option<Ending> {
-        let left = self.reply.as_ref().is_some_and(oneshot::Sender::is_closed);
-        (left || self.link.token.is_cancelled()).then_some(Ending::Interrupted)
+        self.reply.interrupted()
     }
 
     fn begun(&mut self) {
-        self.link.begun.store(true, Ordering::Release);
+        self.reply.begun();
     }
 
     fn account(&self) -> Option<Tell> {
         None
     }
 
-    fn finish(mut self: Box<Self>, ending: Result<Ending>) {
-        let result = match ending {
-            Ok(Ending::Interrupted) => Err(self.link.interrupted()),
-            Ok(_) => Ok(std::mem::take(&mut self.rows)),
-            Err(error) => Err(error),
-        };
-        self.held = None;
-        if let Some(reply) = self.reply.take() {
-            let _ = reply.send(result);
-        }
+    fn finish(self: Box<Self>, ending: Result<Ending>) {
+        self.reply.send(ending, self.rows);
     }
 }
 
@@ -101,12 +82,5 @@ impl work::Encoder for Texts {
         self.rows[index] = row;
         self.left -= 1;
         Ok(self.left == 0)
-    }
-}
-
-impl Drop for Texts {
-    /// Whoever drops the task without an end (a panic) must not leave the use behind; the caller sees the reply go.
-    fn drop(&mut self) {
-        self.held = None;
     }
 }

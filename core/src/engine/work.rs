@@ -98,13 +98,22 @@ impl Task {
         }
     }
 
+    fn request_mut(&mut self) -> &mut dyn Request {
+        match self {
+            Self::Generate(task) => task.as_mut(),
+            Self::Encode(task) => task.as_mut(),
+            Self::Score(task) => task.as_mut(),
+        }
+    }
+
     /// Delivers the terminal event. A panic in it must not take the thread along.
     pub(crate) fn finish(self, ending: Result<Ending>) {
-        let _ = catch_unwind(AssertUnwindSafe(|| match self {
-            Self::Generate(task) => task.finish(ending),
-            Self::Encode(task) => task.finish(ending),
-            Self::Score(task) => task.finish(ending),
-        }));
+        let request: Box<dyn Request> = match self {
+            Self::Generate(task) => task,
+            Self::Encode(task) => task,
+            Self::Score(task) => task,
+        };
+        let _ = catch_unwind(AssertUnwindSafe(|| request.finish(ending)));
     }
 }
 
@@ -238,11 +247,7 @@ impl Work {
     fn begun(&mut self, id: Id) {
         let Some(active) = self.active.get_mut(&id) else { return };
         if !std::mem::replace(&mut active.begun, true) {
-            match &mut active.task {
-                Task::Generate(task) => task.begun(),
-                Task::Encode(task) => task.begun(),
-                Task::Score(task) => task.begun(),
-            }
+            active.task.request_mut().begun();
         }
     }
 

@@ -12,7 +12,6 @@ use crate::chat_output::{ChatEvent, ChatParser};
 use crate::engine::backend::{CacheBytes, Chooser, Slot};
 use crate::engine::request::Place;
 use crate::engine::residency::Used;
-use crate::engine::scheduler::Id;
 use crate::engine::work::{Ending, Generating, Request, Tell};
 use crate::engine::{Timings, closed};
 use crate::error::{Error, Result};
@@ -29,8 +28,7 @@ pub(super) struct Out {
 /// A generation on the device thread.
 pub(super) struct GenerateRow {
     pub(super) slot: Slot,
-    pub(super) prompt: Vec<u32>,
-    /// Prompt and answer so far, for the repetition penalty.
+    /// Prompt and answer so far.
     pub(super) seen: Vec<u32>,
     pub(super) sampler: Sampler,
     pub(super) seed: Option<u64>,
@@ -86,10 +84,6 @@ impl Chooser for GenerateRow {
 }
 
 impl GenerateRow {
-    pub(super) fn id(&self) -> Id {
-        self.held.as_ref().map_or(Id(u64::MAX), |(_, place)| place.id)
-    }
-
     fn load(&self) -> Option<Duration> {
         self.held.as_ref().and_then(|(used, _)| used.load)
     }
@@ -250,11 +244,11 @@ impl Request for GenerateRow {
 
 impl Generating for GenerateRow {
     fn prompt_tokens(&self) -> usize {
-        self.prompt.len()
+        self.prompt_tokens
     }
 
     fn take_prompt(&mut self) -> Vec<u32> {
-        std::mem::take(&mut self.prompt)
+        self.seen.clone()
     }
 
     fn keeps_prompt(&self) -> bool {
