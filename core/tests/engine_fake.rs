@@ -347,6 +347,21 @@ fn a_model_in_use_is_not_evicted() {
 }
 
 #[test]
+fn a_resident_model_that_was_not_checked_against_the_manifest_is_refused_by_every_verb() {
+    let engine = engine(&device(), 1 << 30);
+    let manifest = hob::model::Manifest::from_json(&format!(r#"{{"files": {{"x": "{}"}}}}"#, "0".repeat(64))).unwrap();
+    let mut checked = RequestOptions::default();
+    checked.load.manifest = Some(std::sync::Arc::new(manifest));
+    block_on(engine.load("chat", RequestOptions::default())).unwrap();
+    let refused = |error: hob::Error| assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    refused(block_on(engine.load("chat", checked.clone())).unwrap_err());
+    refused(answer(&engine, GenerateRequest { options: checked.clone(), ..ask("chat") }).unwrap_err());
+    block_on(engine.pool().evict(&Key::chat("chat"), false)).unwrap();
+    block_on(engine.load("chat", checked.clone())).unwrap();
+    answer(&engine, GenerateRequest { options: checked, ..ask("chat") }).unwrap();
+}
+
+#[test]
 fn cold_callers_share_one_load() {
     // Hazard A41.
     let device = device();

@@ -384,6 +384,7 @@ impl Residency {
             && let Some(resident) = self.resident(&key)
             && self.pool.touch(&key)
         {
+            check_manifest(&resident, options)?;
             self.mark(&key, options);
             return Ok(resident);
         }
@@ -391,8 +392,9 @@ impl Residency {
         let (load, release, _) = self.actions(&spec);
         let admission = self.admission(&spec, options, token);
         let admitted = self.pool.admit(admission, load, release).await.map_err(|error| self.refused(error, token))?;
-        let resident = self.table.lock().get(&admitted.token).map(|model| Arc::clone(&model.spec));
-        Ok(resident.unwrap_or(spec))
+        let resident = self.table.lock().get(&admitted.token).map_or(spec, |model| Arc::clone(&model.spec));
+        check_manifest(&resident, options)?;
+        Ok(resident)
     }
 
     /// Reads the headers. That is file work, which must not hold up the thread that keeps timers.
