@@ -105,14 +105,20 @@ fn a_cancel_takes_one_unit_of_work_at_most_in_every_phase() {
                 assert_eq!(h.device.count(Point::Step), steps, "no further step");
                 h.assert_at_rest();
             }
-            h.device.release(phase.point());
-            if let Some(before) = before {
-                assert_eq!(block_on(before.collect()).unwrap().text, long_text(), "{phase:?}");
-            }
-            h.come_to_rest();
-            h.still_serves();
+            goes_on(&h, phase, before);
         }
     }
+}
+
+/// The device comes back: who was before the ended request is served whole, and nothing of the ended one is left.
+#[track_caller]
+fn goes_on(h: &Harness, phase: Phase, before: Option<Stream>) {
+    h.device.release(phase.point());
+    if let Some(before) = before {
+        assert_eq!(block_on(before.collect()).unwrap().text, long_text(), "{phase:?}");
+    }
+    h.come_to_rest();
+    h.still_serves();
 }
 
 #[test]
@@ -125,12 +131,7 @@ fn a_timeout_resolves_the_caller_in_every_phase_although_the_device_hangs() {
             let end = go(move || expect_end(phase, stream, stop, ErrorKind::Timeout, Finish::Timeout));
             h.run_until(Duration::from_millis(10_200), || end.is_finished());
             end.join().unwrap();
-            h.device.release(phase.point());
-            if let Some(before) = before {
-                assert_eq!(block_on(before.collect()).unwrap().text, long_text(), "{phase:?}");
-            }
-            h.come_to_rest();
-            h.still_serves();
+            goes_on(&h, phase, before);
         }
     }
 }
