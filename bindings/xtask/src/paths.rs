@@ -19,12 +19,17 @@ pub(crate) fn root() -> &'static Path {
 
 /// The native parts. Fixed to the checkout, not to CARGO_TARGET_DIR: `.cargo/config.toml` includes a file from here.
 pub(crate) fn native() -> PathBuf {
-    root().join("target/native")
+    real(root().join("target/native"))
 }
 
 /// The small real models.
 pub(crate) fn models() -> PathBuf {
-    root().join("target/models")
+    real(root().join("target/models"))
+}
+
+/// Where a link leads: worktrees of one repository may share these folders, and name them alike then.
+fn real(place: PathBuf) -> PathBuf {
+    place.canonicalize().unwrap_or(place)
 }
 
 /// xtask's own C, C++ and bindgen sources.
