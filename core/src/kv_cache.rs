@@ -8,7 +8,7 @@ use mlx_rs::ops::indexing::TryIndexOp;
 use mlx_rs::{Array, Dtype, ops};
 
 use crate::error::{Error, Result};
-use crate::nn::{Offset, write_at, write_each};
+use crate::nn::{Offset, Sight, write_at, write_each};
 
 /// Room is added in steps of this many tokens, so that a decode step writes in place and does not copy what came before.
 pub(crate) const STEP: i32 = 256;
@@ -51,11 +51,11 @@ impl Pass {
         }
     }
 
-    /// The mask rows of different lengths need, true where a key may be seen.
-    pub(crate) fn mask(&self) -> Option<&Array> {
+    /// What the new tokens may look at, where rows differ in length.
+    pub(crate) fn sight(&self) -> Option<Sight<'_>> {
         match &self.place {
             Place::Same(_) => None,
-            Place::Each { mask, .. } => Some(mask),
+            Place::Each { lens, mask, .. } => Some(Sight { mask, lens }),
         }
     }
 }

@@ -2,6 +2,9 @@
 //!
 //! Runs on the MLX owner thread only (`engine::thread`). MLX is lazy: nothing here computes until an array is evaluated.
 
+mod cuda;
+
+use mlx_rs::fast::ScaledDotProductAttentionMask;
 use mlx_rs::ops::indexing::{TryIndexOp, take_axis};
 use mlx_rs::{Array, Dtype, error::Exception, fast, ops};
 
@@ -208,6 +211,32 @@ impl Rope {
             }
         })
     }
+}
+
+/// What one query per row may look at, where rows differ in length; said twice, as kernels want one or the other.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sight<'a> {
+    /// True where a key may be seen, `[B, 1, 1, T]`.
+    pub(crate) mask: &'a Array,
+    /// The tokens before the query, `[B]` in int32.
+    pub(crate) lens: &'a Array,
+}
+
+/// Attention (Vaswani et al. 2017) of queries `[B, H, L, D]` at the end of keys and values `[B, KV, T, D]` -> `[B, H, L, D]`, in
+/// causal order; `sight` where rows differ in length.
+pub(crate) fn attend(q: &Array, k: &Array, v: &Array, scale: f32, sight: Option<Sight<'_>>) -> Result<Array> {
+    let mask = match sight {
+        Some(sight) => {
+            if let Some(y) = cuda::attend_last(q, k, v, sight.lens, scale)? {
+                return Ok(y);
+            }
+            Some(ScaledDotProductAttentionMask::Array(sight.mask))
+        }
+        // MLX aligns the causal mask to the end of the keys; one query needs none.
+        None if q.dim(2) > 1 => Some(ScaledDotProductAttentionMask::Causal),
+        None => None,
+    };
+    Ok(fast::scaled_dot_product_attention(q, k, v, scale, mask, None)?)
 }
 
 /// Where the tokens of a step begin.

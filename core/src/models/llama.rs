@@ -2,7 +2,6 @@
 //!
 //! qwen2 and qwen3 are the same graph with other switches, so they build it too.
 
-use mlx_rs::fast::{ScaledDotProductAttentionMask, scaled_dot_product_attention};
 use mlx_rs::ops::indexing::TryIndexOp;
 use mlx_rs::{Array, ops};
 
@@ -10,7 +9,7 @@ use super::Decoder;
 use crate::error::{Error, Result};
 use crate::kv_cache::{KvCache, LayerCache, Pass};
 use crate::model::config::{DecoderConfig, DecoderDefaults, RopeScaling};
-use crate::nn::{Embedding, Linear, RmsNorm, Rope, join_heads, silu, split_heads};
+use crate::nn::{Embedding, Linear, RmsNorm, Rope, attend, join_heads, silu, split_heads};
 use crate::weights::Weights;
 
 /// What transformers' `LlamaConfig` assumes when config.json is silent.
@@ -60,14 +59,7 @@ impl Attention {
         let v = split_heads(&self.v.forward(x)?, self.kv_heads)?;
         let q = rope.forward(&q, pass.offset(x.dim(1) - queries.dim(1)))?;
         let (k, v) = cache.append(&rope.forward(&k, pass.offset(0))?, &v, pass)?;
-        // One query sees everything before it; several need the causal mask, which MLX aligns to the end of the keys.
-        let mask = match pass.mask() {
-            Some(mask) => Some(ScaledDotProductAttentionMask::Array(mask)),
-            None if q.dim(2) > 1 => Some(ScaledDotProductAttentionMask::Causal),
-            None => None,
-        };
-        let attended = scaled_dot_product_attention(&q, &k, &v, self.scale, mask, None)?;
-        self.o.forward(&join_heads(&attended)?)
+        self.o.forward(&join_heads(&attend(&q, &k, &v, self.scale, pass.sight())?)?)
     }
 }
 
