@@ -282,6 +282,8 @@ struct RowState {
     /// The prompt and what was said since.
     tokens: Vec<u32>,
     prompt: usize,
+    /// Tokens that go in by `prefill`: the prompt, and what was said before the row was set back.
+    due: usize,
     done: usize,
 }
 
@@ -412,7 +414,7 @@ impl Backend for FakeBackend {
         }
         let row = Row(self.id());
         let cached = if reuse { self.kept.find(slot, &prompt).map_or(0, |(_, shared)| shared) } else { 0 };
-        self.rows.insert(row, RowState { slot, prompt: prompt.len(), tokens: prompt, done: cached });
+        self.rows.insert(row, RowState { slot, prompt: prompt.len(), due: prompt.len(), tokens: prompt, done: cached });
         self.count_kv();
         Ok((row, cached))
     }
@@ -420,8 +422,8 @@ impl Backend for FakeBackend {
     fn prefill(&mut self, row: Row, chunk: usize, chooser: &mut dyn Chooser) -> Result<Prefill> {
         self.device.at(Point::Prefill)?;
         let state = self.rows.get_mut(&row).ok_or_else(|| Error::internal("a step of a row that has ended"))?;
-        state.done = (state.done + chunk.max(1)).min(state.prompt);
-        if state.done < state.prompt {
+        state.done = (state.done + chunk.max(1)).min(state.due);
+        if state.done < state.due {
             return Ok(Prefill::Chunk(state.done));
         }
         self.next_token(row, chooser).map(Prefill::Token)
@@ -442,6 +444,13 @@ impl Backend for FakeBackend {
                 _ => self.next_token(step.row, step.chooser),
             });
         }
+        self.count_kv();
+        Ok(())
+    }
+
+    fn set_back(&mut self, row: Row) -> Result<()> {
+        let state = self.rows.get_mut(&row).ok_or_else(|| Error::internal("setting back a row that has ended"))?;
+        (state.due, state.done) = (state.tokens.len(), 0);
         self.count_kv();
         Ok(())
     }
@@ -470,7 +479,10 @@ impl Backend for FakeBackend {
 
     fn extend(&mut self, row: Row, _: &[u32]) -> Result<()> {
         self.device.at(Point::Prefill)?;
-        if self.rows.contains_key(&row) { Ok(()) } else { Err(Error::internal("a step of a row that has ended")) }
+        let state = self.rows.get_mut(&row).ok_or_else(|| Error::internal("a step of a row that has ended"))?;
+        state.done = state.due;
+        self.count_kv();
+        Ok(())
     }
 
     fn end(&mut self, row: Row, keep: bool) {
@@ -486,7 +498,8 @@ impl Backend for FakeBackend {
     }
 
     fn cache_bytes(&self, slot: Slot) -> CacheBytes {
-        let rows = self.rows.values().filter(|row| row.slot == slot).map(|row| row.tokens.len() as u64);
+        let held = |row: &RowState| if row.done < row.due { row.done } else { row.tokens.len() };
+        let rows = self.rows.values().filter(|row| row.slot == slot).map(|row| held(row) as u64);
         let each = self.models.get(&slot).map_or(0, |model| model.kv_bytes_per_token);
         CacheBytes { rows: each * rows.sum::<u64>(), kept: if each > 0 { self.kept.bytes(slot) } else { 0 } }
     }

@@ -66,8 +66,8 @@ impl LayerCache {
         let (all_keys, all_values) = match self.held.take() {
             Some((all_keys, all_values)) if pass.end <= all_keys.dim(2) => (all_keys, all_values),
             Some((all_keys, all_values)) => {
-                let (slots, room) = (all_keys.dim(0), rounded(pass.end));
-                (resized(&all_keys, slots, room)?, resized(&all_values, slots, room)?)
+                let room = rounded(pass.end);
+                (resized(&all_keys, pass.rows, room)?, resized(&all_values, pass.rows, room)?)
             }
             None => (empty(keys, rounded(pass.end))?, empty(values, rounded(pass.end))?),
         };
@@ -189,7 +189,7 @@ impl KvCache {
             };
             let join = |all: Array, new: &Array| -> Result<Array> {
                 let room = all.dim(2).max(rounded(len + 1));
-                let slots = if row < all.dim(0) { all.dim(0) } else { (all.dim(0) * 2).max(row + 1) };
+                let slots = all.dim(0).max(row + 1);
                 let all = if slots > all.dim(0) || room > all.dim(2) { resized(&all, slots, room)? } else { all };
                 write_at(&all, &resized(&part(new, 0..1, len)?, 1, room)?, [row, 0, 0, 0])
             };

@@ -109,6 +109,8 @@ pub(crate) trait Backend {
     fn prefill(&mut self, row: Row, chunk: usize, chooser: &mut dyn Chooser) -> Result<Prefill>;
     /// Gives each row, all of one model, its next token. Rows join and leave between calls as the lists differ.
     fn decode(&mut self, slot: Slot, rows: &mut [Stepping<'_>]) -> Result<()>;
+    /// Drops a row's keys and values. Its prompt, with the tokens it was given since, goes in again by `prefill`.
+    fn set_back(&mut self, row: Row) -> Result<()>;
     /// A second row with the same past, which goes its own way from here. For rows that do not generate.
     fn fork(&mut self, row: Row) -> Result<Row>;
     /// Feeds `ids` (at most [`SCORE_CHUNK`], at least two) except the last and returns the log-probability of each id after the

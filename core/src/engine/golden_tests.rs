@@ -125,9 +125,18 @@ fn start(
     reuse: bool,
 ) -> Result<(Running, usize)> {
     let (row, cached) = backend.begin(slot, prompt.to_vec(), reuse)?;
+    let mut running = Running { row, tokens: Vec::new(), wanted };
+    feed(backend, &mut running, chunk)?;
+    Ok((running, cached))
+}
+
+/// Feeds what a row has to feed and takes the next token.
+fn feed(backend: &mut dyn Backend, running: &mut Running, chunk: usize) -> Result<()> {
     loop {
-        if let Prefill::Token(token) = backend.prefill(row, chunk, &mut Greedy { left: wanted })? {
-            return Ok((Running { row, tokens: vec![token], wanted }, cached));
+        let left = running.wanted - running.tokens.len();
+        if let Prefill::Token(token) = backend.prefill(running.row, chunk, &mut Greedy { left })? {
+            running.tokens.push(token);
+            return Ok(());
         }
     }
 }
@@ -180,6 +189,13 @@ fn check_batch(name: &str, slot: Slot, vocabulary: u32) {
                 next += 1;
             }
             turn += 1;
+            // Now and then the youngest is set back, and computes its tokens again.
+            if turn % 4 == 0
+                && let Some((_, row)) = rows.last_mut()
+            {
+                backend.set_back(row.row)?;
+                feed(backend, row, 100)?;
+            }
             // Now and then one row sits a step out, as one whose reader is slow.
             let skipped = if turn % 5 == 0 { turn / 5 % rows.len().max(1) } else { usize::MAX };
             let mut stepping: Vec<&mut Running> = rows

@@ -252,6 +252,10 @@ impl Backend for Mlx {
         step
     }
 
+    fn set_back(&mut self, row: Row) -> Result<()> {
+        self.with_decoder(self.rows.slot(row)?, |rows, decoder, _| rows.set_back(row, decoder))
+    }
+
     fn fork(&mut self, row: Row) -> Result<Row> {
         let new = Row(self.id());
         self.rows.fork(row, new)?;

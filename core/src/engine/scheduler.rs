@@ -8,6 +8,9 @@
 //! Bulk goes around the models and kinds in turn. Within one model, rows start in the order of their requests, as many at once as
 //! the capacity and the memory allow; scorings go one after the other; and texts of different requests share batches, which are
 //! built around the oldest request so that every request gets its share.
+//!
+//! Rows grow. When a step would make those of a model outgrow the memory, the youngest is set back: it gives up its keys and values,
+//! waits for memory as a new row would, and computes its tokens again. The oldest always goes on.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -58,6 +61,8 @@ pub(crate) struct Item {
 pub(crate) enum Unit {
     /// The next token of these rows.
     Decode { slot: Slot, rows: Vec<Id> },
+    /// This row gives up its keys and values and waits; what it has said so far is part of its prompt from now on.
+    SetBack { id: Id },
     /// At most so many further tokens of a prompt.
     Prefill { id: Id, chunk: usize },
     /// A step of a scoring.
@@ -70,8 +75,8 @@ pub(crate) enum Unit {
 pub(crate) trait Conditions {
     /// Whether a row's reader has room for another token.
     fn can_step(&mut self, id: Id) -> bool;
-    /// Whether there is memory for `tokens` tokens of keys and values of the model, all rows together, once this row has joined.
-    fn may_join(&mut self, id: Id, tokens: usize) -> bool;
+    /// Whether there is memory for `tokens` tokens of keys and values of this row's model, all rows together.
+    fn may_hold(&mut self, id: Id, tokens: usize) -> bool;
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -163,17 +168,40 @@ impl Lane {
         if running >= capacity.max(1) {
             return None;
         }
-        let active = self.decoding.len();
-        // Rows of a batch lie in slots as long as the longest one needs.
-        let longest = self.decoding.values().map(|row| row.tokens).chain([tokens]).max().unwrap_or(0) + 1;
-        let padded = (active + 1) * usize::try_from(rounded(i32::try_from(longest).unwrap_or(i32::MAX - 256))).unwrap_or(0);
-        if active > 0 && !conditions.may_join(id, padded) {
+        if !self.decoding.is_empty() && !conditions.may_hold(id, self.padded(Some(tokens))) {
             return None;
         }
         self.waiting.remove(&id);
         self.prefilling.insert(id, tokens);
         Some(id)
     }
+
+    /// Tokens of keys and values after another token of every row, one row of so many tokens more among them. Rows of a batch lie in
+    /// slots as long as the longest one needs.
+    fn padded(&self, joining: Option<usize>) -> usize {
+        let tokens = || self.decoding.values().map(|row| row.tokens).chain(self.prefilling.values().copied()).chain(joining);
+        tokens().count() * room(tokens().max().unwrap_or(0) + 1)
+    }
+
+    /// Sets the youngest row back if a step of these rows makes the batch grow and there is no memory for it.
+    fn set_back(&mut self, stepping: &[Id], conditions: &mut dyn Conditions) -> Option<Id> {
+        let longest = stepping.iter().filter_map(|id| self.decoding.get(id)).map(|row| row.tokens).max()?;
+        // A token may have been computed ahead.
+        let grows = room(longest + 1) > room(longest.saturating_sub(1));
+        let &id = self.decoding.keys().chain(self.prefilling.keys()).max()?;
+        let alone = self.decoding.len() + self.prefilling.len() == 1;
+        if !grows || alone || conditions.may_hold(id, self.padded(None)) {
+            return None;
+        }
+        let tokens = self.decoding.remove(&id).map(|row| row.tokens).or_else(|| self.prefilling.remove(&id))?;
+        self.waiting.insert(id, tokens);
+        Some(id)
+    }
+}
+
+/// The length of a slot that holds so many tokens.
+fn room(tokens: usize) -> usize {
+    usize::try_from(rounded(i32::try_from(tokens).unwrap_or(i32::MAX - 256))).unwrap_or(0)
 }
 
 /// The policy's state.
@@ -268,6 +296,10 @@ impl Scheduler {
                     rows.sort_by_key(|id| (lane.decoding[id].turn, *id));
                     rows.truncate(capacity);
                     rows.sort();
+                }
+                if let Some(id) = lane.set_back(&rows, conditions) {
+                    self.round.push_front(slot);
+                    return Some(Unit::SetBack { id });
                 }
                 if !rows.is_empty() {
                     self.turn += 1;

@@ -48,7 +48,7 @@ pub(crate) trait Generating: Request + Chooser {
     /// Whether the reader has room; a row without it is passed over and keeps its place.
     fn has_room(&self) -> bool;
     /// Whether there is memory for so many tokens of keys and values of its model, which holds so much now.
-    fn may_join(&self, tokens: usize, held: CacheBytes) -> bool;
+    fn may_hold(&self, tokens: usize, held: CacheBytes) -> bool;
     /// Takes a token; `Some` ends the row.
     fn on_token(&mut self, token: u32) -> Result<Option<Ending>>;
 }
@@ -164,8 +164,8 @@ impl Conditions for RowConditions<'_> {
         self.row(id).is_some_and(Generating::has_room)
     }
 
-    fn may_join(&mut self, id: Id, tokens: usize) -> bool {
-        self.row(id).is_none_or(|row| row.may_join(tokens, self.backend.cache_bytes(row.slot())))
+    fn may_hold(&mut self, id: Id, tokens: usize) -> bool {
+        self.row(id).is_none_or(|row| row.may_hold(tokens, self.backend.cache_bytes(row.slot())))
     }
 }
 
@@ -223,6 +223,7 @@ impl Work {
         let Some(unit) = self.scheduler.next(&mut conditions) else { return ended };
         match unit {
             Unit::Decode { slot, rows } => self.decode(backend, slot, &rows),
+            Unit::SetBack { id } => self.set_back(backend, id),
             Unit::Prefill { id, chunk } => self.prefill(backend, id, chunk),
             Unit::Score { id } => self.score(backend, id),
             Unit::Encode { slot, items } => self.encode(backend, slot, &items),
@@ -274,6 +275,15 @@ impl Work {
                 self.settle(backend, slot);
                 self.take_token(backend, id, Ok(token));
             }
+            Err(error) => self.finish(backend, id, Err(error)),
+        }
+    }
+
+    fn set_back(&mut self, backend: &mut dyn Backend, id: Id) {
+        let Some(Active { task, row: Some(row), .. }) = self.active.get(&id) else { return };
+        let (slot, row) = (task.request().slot(), *row);
+        match guarded("setting a row back", || backend.set_back(row)) {
+            Ok(()) => self.settle(backend, slot),
             Err(error) => self.finish(backend, id, Err(error)),
         }
     }

@@ -153,6 +153,38 @@ fn a_row_that_would_not_fit_waits_and_those_that_fit_run_together() {
 }
 
 #[test]
+fn rows_that_outgrow_the_budget_together_take_turns_and_say_all_the_same() {
+    // Four rows begin within the budget; there is room for two of them as long as they become.
+    let prompts = ["a", "b", "c", "d"].map(|letter| letter.repeat(200));
+    let h = Harness::with(vec![heavy("heavy")], |options| {
+        options.budget_bytes = Some(WEIGHTS + 1100 * KV);
+        options.prompt_cache_bytes = 0;
+    });
+    h.device.hold(Point::Step);
+    let streams: Vec<_> = prompts.iter().map(|prompt| h.engine.generate(raw("heavy", prompt.clone())).unwrap()).collect();
+    let threads: Vec<_> = streams.into_iter().map(|stream| go(move || block_on(stream.collect()))).collect();
+    let mut most = 0;
+    until("all run together", || {
+        if h.device.is_held(Point::Step) {
+            h.device.pass(Point::Step);
+        }
+        h.device.widest_batch() == 4
+    });
+    h.device.release(Point::Step);
+    until("all have ended", || {
+        most = most.max(used(&h));
+        threads.iter().all(std::thread::JoinHandle::is_finished)
+    });
+    for (thread, prompt) in threads.into_iter().zip(prompts) {
+        let answer = thread.join().unwrap().unwrap();
+        assert_eq!((answer.text, answer.summary.completion_tokens), (prompt, 200), "an echo, whole and once");
+    }
+    assert!(most > WEIGHTS + 800 * KV && most <= WEIGHTS + 1100 * KV, "{most}");
+    h.come_to_rest();
+    h.assert_at_rest();
+}
+
+#[test]
 fn a_conversation_larger_than_the_budget_is_refused_before_anything_is_computed() {
     // Hazard A19.
     let h = harness(|options| options.budget_bytes = Some(WEIGHTS + 600 * KV));

@@ -270,7 +270,7 @@ impl Generating for GenerateRow {
         has_room()
     }
 
-    fn may_join(&self, tokens: usize, held: CacheBytes) -> bool {
+    fn may_hold(&self, tokens: usize, held: CacheBytes) -> bool {
         self.held.as_ref().is_none_or(|(used, _)| used.model.has_room(tokens, held))
     }
 

@@ -34,6 +34,21 @@ struct Batch {
     ahead: Option<Chosen>,
 }
 
+impl Batch {
+    /// Takes the row at `index` out; the last one moves into its place.
+    fn leave(&mut self, index: usize) -> Result<()> {
+        if let Some(ahead) = self.ahead.take() {
+            let mut order: Vec<i32> = (0..).take(self.rows.len()).collect();
+            order.swap_remove(index);
+            let order = Array::from_slice(&order, &[i32::try_from(order.len()).unwrap_or(0)]);
+            self.ahead = Some(Chosen { tokens: take_axis(&ahead.tokens, &order, 0)?, check: take_axis(&ahead.check, &order, 0)? });
+        }
+        self.cache.swap_remove(index)?;
+        self.rows.swap_remove(index);
+        Ok(transforms::eval(self.cache.arrays())?)
+    }
+}
+
 /// Tokens `[B]` that the device chose, and for each a number that is finite iff all its logits are.
 struct Chosen {
     tokens: Array,
@@ -216,6 +231,28 @@ impl Rows {
         Ok(transforms::eval(batch.cache.arrays())?)
     }
 
+    pub(super) fn set_back(&mut self, row: Row, decoder: &dyn Decoder) -> Result<()> {
+        self.leave_batch(row)?;
+        let state = self.rows.get_mut(&row).ok_or_else(gone)?;
+        state.cache = Some(decoder.new_cache(1));
+        (state.prompt, state.done, state.ready) = (state.tokens.len(), 0, None);
+        Ok(())
+    }
+
+    /// Takes a row out of its model's batch, if it is in it, and drops what it held there.
+    fn leave_batch(&mut self, row: Row) -> Result<()> {
+        let slot = self.slot(row)?;
+        let Some(mut batch) = self.batches.remove(&slot) else { return Ok(()) };
+        if let Some(index) = batch.rows.iter().position(|&other| other == row) {
+            if batch.rows.len() == 1 {
+                return Ok(());
+            }
+            batch.leave(index)?;
+        }
+        self.batches.insert(slot, batch);
+        Ok(())
+    }
+
     pub(super) fn fork(&mut self, row: Row, new: Row) -> Result<()> {
         let state = self.rows.get(&row).ok_or_else(gone)?;
         // Arrays are shared until one of the two appends: MLX writes in place only where nobody else looks.
@@ -257,40 +294,26 @@ impl Rows {
     }
 
     pub(super) fn end(&mut self, row: Row, keep: bool) -> Result<()> {
-        let Some(state) = self.rows.remove(&row) else { return Ok(()) };
-        if let Some(cache) = state.cache {
-            return if keep { self.keep(state.slot, state.tokens, &cache, 0) } else { Ok(()) };
+        if !self.rows.contains_key(&row) {
+            return Ok(());
         }
-        let Some(batch) = self.batches.get_mut(&state.slot) else { return Ok(()) };
-        let Some(index) = batch.rows.iter().position(|&other| other == row) else { return Ok(()) };
-        if batch.rows.len() == 1 {
-            let batch = self.batches.remove(&state.slot);
-            return match batch {
-                Some(batch) if keep => self.keep(state.slot, state.tokens, &batch.cache, 0),
-                _ => Ok(()),
-            };
-        }
-        if let Some(ahead) = batch.ahead.take() {
-            let mut order: Vec<i32> = (0..).take(batch.rows.len()).collect();
-            order.swap_remove(index);
-            let order = Array::from_slice(&order, &[i32::try_from(order.len()).unwrap_or(0)]);
-            batch.ahead = Some(Chosen { tokens: take_axis(&ahead.tokens, &order, 0)?, check: take_axis(&ahead.check, &order, 0)? });
-        }
-        let Some(mut batch) = self.batches.remove(&state.slot) else { return Ok(()) };
-        let kept = if keep { self.keep(state.slot, state.tokens, &batch.cache, index) } else { Ok(()) };
-        batch.cache.swap_remove(index)?;
-        batch.rows.swap_remove(index);
-        transforms::eval(batch.cache.arrays())?;
-        self.batches.insert(state.slot, batch);
-        kept
+        let kept = if keep { self.keep(row) } else { Ok(()) };
+        let left = self.leave_batch(row);
+        self.rows.remove(&row);
+        kept.and(left)
     }
 
-    /// Keeps row `index` of `cache` for later prompts, when there is room for it.
-    fn keep(&mut self, slot: Slot, mut tokens: Vec<u32>, cache: &KvCache, index: usize) -> Result<()> {
+    /// Keeps what a row holds for later prompts, when there is room for it.
+    fn keep(&mut self, row: Row) -> Result<()> {
+        let state = self.rows.get(&row).ok_or_else(gone)?;
+        let batched = || {
+            let batch = self.batches.get(&state.slot)?;
+            Some((&batch.cache, batch.rows.iter().position(|&other| other == row)?))
+        };
+        let Some((cache, index)) = state.cache.as_ref().map(|own| (own, 0)).or_else(batched) else { return Ok(()) };
         let len = cache.lens().get(index).copied().unwrap_or(0);
         // The last token given out is not in the cache; one that was fed ahead and not given out is not among the tokens.
-        let len = usize::try_from(len).unwrap_or(0).min(tokens.len());
-        tokens.truncate(len);
+        let len = usize::try_from(len).unwrap_or(0).min(state.tokens.len());
         let slots = cache.arrays().next().map_or(1, |array| array.dim(0) * array.dim(2)).max(1);
         let bytes = cache.bytes() / u64::from(slots.unsigned_abs()) * len as u64;
         if !self.kept.takes(bytes) {
@@ -298,7 +321,7 @@ impl Rows {
         }
         let copy = cache.copy(index, i32::try_from(len).unwrap_or(0))?;
         transforms::eval(copy.arrays())?;
-        self.kept.insert(slot, tokens, copy, bytes);
+        self.kept.insert(state.slot, state.tokens[..len].to_vec(), copy, bytes);
         Ok(())
     }
 

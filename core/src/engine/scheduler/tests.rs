@@ -19,7 +19,7 @@ impl Conditions for Mock {
         !self.stalled.contains(&id)
     }
 
-    fn may_join(&mut self, _: Id, tokens: usize) -> bool {
+    fn may_hold(&mut self, _: Id, tokens: usize) -> bool {
         self.asked.push(tokens);
         self.room.is_none_or(|room| tokens <= room)
     }
@@ -74,7 +74,7 @@ fn several_models_take_turns_and_share_the_bulk() {
             Some(Unit::Prefill { .. }) => "prefill".to_owned(),
             Some(Unit::Score { .. }) => "score".to_owned(),
             Some(Unit::Encode { .. }) => "encode".to_owned(),
-            None => panic!("there is work"),
+            other => panic!("{other:?}"),
         });
     }
     let decodes = |slot: u32| seen.iter().filter(|unit| **unit == format!("decode {slot}")).count();
@@ -153,6 +153,36 @@ fn a_row_joins_when_its_padded_batch_fits_and_always_when_it_is_alone() {
 }
 
 #[test]
+fn the_youngest_is_set_back_when_rows_outgrow_the_memory_and_comes_back_when_there_is_some() {
+    let mut scheduler = scheduler();
+    for id in [1, 2] {
+        scheduler.add_row(Id(id), Slot(0), 250);
+        while !matches!(scheduler.next(&mut Mock::default()), Some(Unit::Prefill { id: found, .. }) if found == Id(id)) {}
+        scheduler.prefilled(Id(id));
+    }
+    // Two slots of 256 tokens fit, two of 512 do not.
+    let mut tight = Mock { room: Some(600), ..Mock::default() };
+    let mut steps = 0;
+    let back = loop {
+        match scheduler.next(&mut tight) {
+            Some(Unit::Decode { rows, .. }) => {
+                steps += 1;
+                rows.into_iter().for_each(|id| scheduler.stepped(id));
+            }
+            unit => break unit,
+        }
+    };
+    assert_eq!(back, Some(Unit::SetBack { id: Id(2) }));
+    assert!((4..6).contains(&steps), "as long as a slot holds the next token and one computed ahead: {steps}");
+    for _ in 0..300 {
+        assert_eq!(scheduler.next(&mut tight), Some(Unit::Decode { slot: Slot(0), rows: vec![Id(1)] }), "the oldest goes on alone");
+        scheduler.stepped(Id(1));
+    }
+    scheduler.remove(Id(1));
+    assert!((0..2).any(|_| matches!(scheduler.next(&mut tight), Some(Unit::Prefill { id: Id(2), .. }))));
+}
+
+#[test]
 fn a_text_over_the_slot_limit_goes_alone() {
     // Hazard I15: an input over the cap must not loop or be lost.
     let mut scheduler = scheduler();
@@ -188,7 +218,11 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
-        (0u64..3, 1usize..2000, 1usize..6).prop_map(|(slot, prompt, tokens)| Step::Row { slot, prompt, tokens }),
+        (0u64..3, 1usize..2000, prop_oneof![1usize..6, 200usize..400]).prop_map(|(slot, prompt, tokens)| Step::Row {
+            slot,
+            prompt,
+            tokens
+        }),
         (0u64..3, prop::collection::vec(1usize..200, 1..12)).prop_map(|(slot, lengths)| Step::Texts { slot, lengths }),
         (0u64..3, 1usize..5).prop_map(|(slot, steps)| Step::Score { slot, steps }),
         any::<prop::sample::Index>().prop_map(|index| Step::Cancel(index.index(64))),
@@ -198,10 +232,19 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..60)
 }
 
+/// A generation: prompt tokens and answer tokens to come, and all tokens so far.
+struct WorldRow {
+    slot: Slot,
+    prompt: usize,
+    answer: usize,
+    tokens: usize,
+    begun: bool,
+}
+
 /// What is left of each request, as an executor would know it.
 #[derive(Default)]
 struct World {
-    rows: BTreeMap<Id, (Slot, usize, usize)>,
+    rows: BTreeMap<Id, WorldRow>,
     texts: BTreeMap<Id, (Slot, BTreeMap<usize, usize>)>,
     scores: BTreeMap<Id, usize>,
     decoding: BTreeMap<Id, Slot>,
@@ -225,6 +268,7 @@ impl World {
                 self.others.insert(*slot, 0);
                 self.bulk.insert(*slot, 0);
             }
+            Unit::SetBack { .. } => {}
             _ => {
                 for slot in &steppable {
                     let bulk = self.bulk.entry(*slot).or_default();
@@ -238,22 +282,42 @@ impl World {
         assert!(self.others.values().all(|&others| others <= 2 * 3), "a model waits for too many others: {:?}", self.others);
         match unit {
             Unit::Prefill { id, chunk } => {
-                let (slot, prompt, _) = self.rows.get_mut(&id).expect("a known row");
-                assert!(*prompt > 0 && chunk <= sizes.chunk);
-                *prompt = prompt.saturating_sub(chunk);
-                if *prompt == 0 {
-                    self.decoding.insert(id, *slot);
+                let row = self.rows.get_mut(&id).expect("a known row");
+                assert!(row.prompt > 0 && chunk <= sizes.chunk);
+                row.begun = true;
+                row.prompt = row.prompt.saturating_sub(chunk);
+                if row.prompt == 0 {
+                    row.tokens += 1;
+                    row.answer -= 1;
+                    self.decoding.insert(id, row.slot);
                     scheduler.prefilled(id);
+                    if row.answer == 0 {
+                        self.end(scheduler, id);
+                    }
                 }
+            }
+            Unit::SetBack { id } => {
+                let slot = self.rows[&id].slot;
+                let begun: Vec<Id> = self.rows.iter().filter(|(_, row)| row.begun && row.slot == slot).map(|(id, _)| *id).collect();
+                assert!(begun.len() > 1 && begun.last() == Some(&id), "not the youngest of several: {id:?} of {begun:?}");
+                self.decoding.remove(&id);
+                self.mock.stalled.remove(&id);
+                let row = self.rows.get_mut(&id).expect("a known row");
+                (row.prompt, row.begun) = (row.tokens, false);
             }
             Unit::Decode { slot, rows } => {
                 assert!(!rows.is_empty() && rows.len() <= sizes.capacity);
+                let begun = || self.rows.values().filter(|row| row.begun && row.slot == slot);
+                let longest = begun().map(|row| row.tokens).max().expect("a row") + 1;
+                let padded = begun().count() * longest.next_multiple_of(256);
+                assert!(begun().count() == 1 || self.mock.room.is_none_or(|room| padded <= room), "{padded} tokens are held");
                 for id in rows {
                     assert!(self.decoding.get(&id) == Some(&slot) && !self.mock.stalled.contains(&id));
-                    let (_, _, left) = self.rows.get_mut(&id).expect("a known row");
-                    *left -= 1;
+                    let row = self.rows.get_mut(&id).expect("a known row");
+                    row.answer -= 1;
+                    row.tokens += 1;
                     scheduler.stepped(id);
-                    if *left == 0 {
+                    if row.answer == 0 {
                         self.end(scheduler, id);
                     }
                 }
@@ -298,17 +362,20 @@ impl World {
 
 proptest! {
     #[test]
-    fn whatever_comes_everything_ends_and_no_promise_is_broken(steps in steps(), capacity in 1usize..4) {
+    fn whatever_comes_everything_ends_and_no_promise_is_broken(
+        steps in steps(), capacity in 1usize..4, room in prop::option::of(300usize..6000)
+    ) {
         let sizes = Sizes { capacity, chunk: 512, chunk_beside: 128, batch_rows: 4, batch_slots: 300 };
         let mut scheduler = Scheduler::new(sizes);
         let mut world = World::default();
+        world.mock.room = room;
         let mut next = 0;
         let mut id = || { next += 1; Id(next) };
         for step in steps {
             match step {
                 Step::Row { slot, prompt, tokens } => {
                     let id = id();
-                    world.rows.insert(id, (Slot(slot), prompt, tokens));
+                    world.rows.insert(id, WorldRow { slot: Slot(slot), prompt, answer: tokens, tokens: prompt, begun: false });
                     scheduler.add_row(id, Slot(slot), prompt);
                 }
                 Step::Texts { slot, lengths } => {
