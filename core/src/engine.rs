@@ -182,7 +182,7 @@ pub struct Timings {
     pub queue_s: f64,
     /// The model's load, when this request caused or joined one.
     pub load_s: Option<f64>,
-    /// From the first prompt token to the first new token.
+    /// From the first prompt token to the first new token; for what is answered once, the whole computation.
     pub prefill_s: Option<f64>,
     /// From the first new token to the last.
     pub decode_s: Option<f64>,
@@ -191,12 +191,14 @@ pub struct Timings {
 }
 
 impl Timings {
-    /// Those of embed and rerank, whose computation is all prefill; taken at its end.
-    fn of_batches(began: Instant, queue: Duration, load: Option<Duration>, computing: Instant) -> Self {
+    /// Those of a request answered once, whose computation is all prefill; taken at its end. The call came at `began`.
+    fn of_answer(began: Instant, load: Option<Duration>, link: &request::Link) -> Self {
+        let begun = link.begun();
+        let before = begun.unwrap_or_else(Instant::now).saturating_duration_since(began);
         Self {
-            queue_s: queue.as_secs_f64(),
+            queue_s: before.saturating_sub(load.unwrap_or_default()).as_secs_f64(),
             load_s: load.map(|load| load.as_secs_f64()),
-            prefill_s: Some(computing.elapsed().as_secs_f64()),
+            prefill_s: begun.map(|begun| begun.elapsed().as_secs_f64()),
             decode_s: None,
             total_s: began.elapsed().as_secs_f64(),
         }

@@ -159,12 +159,10 @@ pub(super) async fn run(shared: &Arc<Shared>, request: DecideRequest) -> Result<
         })
         .await?;
     let (load, provenance) = (used.load, Arc::clone(&used.model.provenance));
-    let queue = began.elapsed().saturating_sub(load.unwrap_or_default());
-    let computing = Instant::now();
     let prompt_tokens = prompt.len() + answers.iter().map(Vec::len).sum::<usize>();
     let scores = scoring::compute(&link, (used, place), prompt, answers).await?;
     let (answers, confidence, value) = weigh(&scores.iter().map(|scores| scoring::mean(scores)).collect::<Vec<_>>(), decision);
-    let timings = Timings::of_batches(began, queue, load, computing);
+    let timings = Timings::of_answer(began, load, &link);
     Ok(Decided { answers, confidence, value, prompt_tokens, timings, provenance })
 }
 

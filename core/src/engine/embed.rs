@@ -112,8 +112,6 @@ pub(super) async fn run(shared: &Arc<Shared>, request: EmbedRequest) -> Result<E
         })
         .await?;
     let (spec, provenance, load) = (Arc::clone(&used.model.spec), Arc::clone(&used.model.provenance), used.load);
-    let queue = began.elapsed().saturating_sub(load.unwrap_or_default());
-    let computing = Instant::now();
     let prompt_tokens = encodings.iter().map(tokenizer::Encoding::len).sum();
     let dropped_tokens = encodings.iter().map(|encoding| encoding.dropped).sum();
     let mut vectors = texts::compute(&link, (used, place), Encoding::Embed, encodings, |index| format!("text {index}")).await?;
@@ -133,7 +131,7 @@ pub(super) async fn run(shared: &Arc<Shared>, request: EmbedRequest) -> Result<E
             normalize(vector);
         }
     }
-    let timings = Timings::of_batches(began, queue, load, computing);
+    let timings = Timings::of_answer(began, load, &link);
     Ok(Embeddings {
         data: vectors.concat(),
         dimensions,

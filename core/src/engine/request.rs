@@ -1,8 +1,8 @@
 //! What all requests share: a bounded number of places, what ends a request early, and when a caller stops waiting for the device.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
 
@@ -83,12 +83,12 @@ impl Places {
     }
 }
 
-/// What ends a request early, and whether the device has begun it.
+/// What ends a request early, and when the device began it.
 #[derive(Clone)]
 pub(crate) struct Link {
     pub(crate) residency: Arc<Residency>,
     pub(crate) token: CancelToken,
-    pub(crate) begun: Arc<AtomicBool>,
+    begun: Arc<OnceLock<Instant>>,
 }
 
 impl Link {
@@ -98,6 +98,15 @@ impl Link {
         residency.limits().check_timeout(options.timeout)?;
         let place = residency.enter()?;
         Ok((Self { residency, token: options.token(shared), begun: Arc::default() }, place))
+    }
+
+    /// The device has begun the request.
+    pub(crate) fn set_begun(&self) {
+        self.begun.get_or_init(Instant::now);
+    }
+
+    pub(crate) fn begun(&self) -> Option<Instant> {
+        self.begun.get().copied()
     }
 
     /// Why the request ends now, as its caller is told.
@@ -129,7 +138,7 @@ impl Link {
         let device = self.residency.device();
         let stuck = async {
             device.stuck().await;
-            if self.begun.load(Ordering::Acquire) {
+            if self.begun().is_some() {
                 std::future::pending::<()>().await;
             }
         };
@@ -181,7 +190,7 @@ impl<T> Reply<T> {
     }
 
     pub(crate) fn begun(&self) {
-        self.link.begun.store(true, Ordering::Release);
+        self.link.set_begun();
     }
 
     /// Gives back what the request held, then the answer: `value`, if it came to its end.

@@ -129,8 +129,6 @@ pub(super) async fn run(shared: &Arc<Shared>, request: RerankRequest) -> Result<
         })
         .await?;
     let (spec, provenance, load) = (Arc::clone(&used.model.spec), Arc::clone(&used.model.provenance), used.load);
-    let queue = began.elapsed().saturating_sub(load.unwrap_or_default());
-    let computing = Instant::now();
     let prompt_tokens = encodings.iter().map(tokenizer::Encoding::len).sum();
     let dropped_tokens = encodings.iter().map(|encoding| encoding.dropped).sum();
     let (mut results, score_kind) = if spec.kind == ModelKind::Embedder {
@@ -152,7 +150,7 @@ pub(super) async fn run(shared: &Arc<Shared>, request: RerankRequest) -> Result<
         (ranked.collect::<Result<Vec<_>>>()?, ScoreKind::Normalized)
     };
     order(&mut results, request.top_n, request.unsorted);
-    let timings = Timings::of_batches(began, queue, load, computing);
+    let timings = Timings::of_answer(began, load, &link);
     Ok(Ranking { results, score_kind, prompt_tokens, dropped_tokens, timings, provenance })
 }
 

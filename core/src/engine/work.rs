@@ -1,6 +1,6 @@
 //! The requests the owner thread has in hand: carries out what the scheduler decides, unit by unit, and ends what is over.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -345,16 +345,31 @@ impl Work {
             batch.types.push(types);
             kind = task.kind();
         }
+        self.compute(backend, slot, kind, items, &batch);
+    }
+
+    /// Computes a batch and hands its rows out. One that fails and holds texts of several requests is computed again request by
+    /// request, so that each is answered for its own texts.
+    fn compute(&mut self, backend: &mut dyn Backend, slot: Slot, kind: Encoding, items: &[Item], batch: &TokenBatch) {
         let rows = guarded("a batch", || match kind {
-            Encoding::Embed => backend.embed(slot, &batch),
-            Encoding::Classify => backend.classify(slot, &batch),
+            Encoding::Embed => backend.embed(slot, batch),
+            Encoding::Classify => backend.classify(slot, batch),
         });
+        let rows = rows.and_then(|rows| {
+            let whole = rows.len() == items.len();
+            if whole { Ok(rows) } else { Err(Error::internal("a batch came back with other rows than it went")) }
+        });
+        let ids: BTreeSet<Id> = items.iter().map(|item| item.id).collect();
         let rows = match rows {
-            Ok(rows) if rows.len() == items.len() => rows,
-            other => {
-                let error = other.err().unwrap_or_else(|| Error::internal("a batch came back with other rows than it went"));
-                for item in items {
-                    self.finish(backend, item.id, Err(error.clone()));
+            Ok(rows) => rows,
+            Err(error) if ids.len() == 1 => return items.iter().for_each(|item| self.finish(backend, item.id, Err(error.clone()))),
+            Err(_) => {
+                for id in ids {
+                    let own = || items.iter().enumerate().filter(|(_, item)| item.id == id);
+                    let part = |all: &[Vec<u32>]| own().filter_map(|(at, _)| all.get(at).cloned()).collect();
+                    let batch = TokenBatch { ids: part(&batch.ids), types: part(&batch.types) };
+                    let items: Vec<Item> = own().map(|(_, item)| *item).collect();
+                    self.compute(backend, slot, kind, &items, &batch);
                 }
                 return;
             }

@@ -198,7 +198,7 @@ impl Request for GenerateRow {
         self.queue = self.began.elapsed().saturating_sub(self.load().unwrap_or_default());
         self.started = Some(Instant::now());
         if let Some(out) = &self.out {
-            out.shares.link.begun.store(true, Ordering::Release);
+            out.shares.link.set_begun();
         }
     }
 
