@@ -315,12 +315,6 @@ impl Engine {
         if options.capacity == 0 {
             return Err(Error::invalid("capacity is 0; at least one generation must be able to run"));
         }
-        let (sizes, kept) =
-            (Sizes { capacity: options.capacity, ..Sizes::default() }, options.prompt_cache_bytes.min(pool.budget_bytes / 4));
-        device.post_job(move |bench| {
-            bench.set_sizes(sizes);
-            bench.set_prompt_cache(kept);
-        });
         let residency = Residency::new(device, fake, runtime, pool, options)?;
         let close_timeout = options.close_timeout;
         Ok(Self { shared: Arc::new(Shared { residency, alive: CancelToken::new(), close_timeout }) })

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex};
 
 use crate::chat_template::ChatTemplate;
-use crate::engine::backend::{Backend, CacheBytes, Chooser, LoadProgress, Loaded, Prefill, Row, Slot, Stepping, TokenBatch};
+use crate::engine::backend::{
+    Backend, CacheBytes, Chooser, LoadProgress, Loaded, Prefill, Row, Slot, Stepping, Tenant, TokenBatch,
+};
 use crate::engine::{AllocatorLimits, DeviceInfo};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::{Estimate, ModelKind, ModelSpec, ScoreHead, SpecSource, Text};
@@ -298,7 +300,7 @@ pub(crate) struct FakeBackend {
 
 impl FakeBackend {
     pub(crate) fn new(device: FakeDevice) -> Self {
-        Self { device, models: HashMap::new(), rows: HashMap::new(), kept: PromptCache::new(0), last_id: 0 }
+        Self { device, models: HashMap::new(), rows: HashMap::new(), kept: PromptCache::new(), last_id: 0 }
     }
 
     fn id(&mut self) -> u64 {
@@ -504,12 +506,8 @@ impl Backend for FakeBackend {
         CacheBytes { rows: each * rows.sum::<u64>(), kept: if each > 0 { self.kept.bytes(slot) } else { 0 } }
     }
 
-    fn set_prompt_cache(&mut self, bytes: u64) {
-        self.kept.set_limit(bytes);
-        if bytes == 0 {
-            self.kept.clear();
-        }
-        self.count_kv();
+    fn keep_prompts(&mut self, slot: Slot, tenant: &Tenant) {
+        self.kept.add(slot, tenant.id, tenant.prompt_cache);
     }
 
     #[cfg(test)]

@@ -1,9 +1,11 @@
 //! Which computed prompts are kept in memory, so that a conversation's next turn does not compute its former ones again.
 //!
 //! Pure bookkeeping over token ids: what is kept for them is the caller's (`T`; on MLX a copy of the row's keys and values).
-//! Entries belong to a namespace, one per loaded model, since keys and values of one say nothing to another.
+//! Entries belong to a namespace, one per loaded model, since keys and values of one say nothing to another. Namespaces belong to
+//! groups, one per engine, and each group has a limit of its own.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
 
 struct Entry<N, T> {
     namespace: N,
@@ -12,22 +14,32 @@ struct Entry<N, T> {
     value: T,
 }
 
-/// Kept prompts, least recently used first, within a number of bytes.
-pub(crate) struct PromptCache<N, T> {
-    entries: VecDeque<Entry<N, T>>,
+/// A namespace's group, and the bytes that all of the group may keep.
+#[derive(Clone, Copy)]
+struct Share {
+    group: u64,
     limit: u64,
-    bytes: u64,
 }
 
-impl<N: Copy + PartialEq, T> PromptCache<N, T> {
-    /// Keeps at most `limit` bytes; 0 keeps nothing.
-    pub(crate) fn new(limit: u64) -> Self {
-        Self { entries: VecDeque::new(), limit, bytes: 0 }
+/// Kept prompts, least recently used first, each group within a number of bytes.
+pub(crate) struct PromptCache<N, T> {
+    entries: VecDeque<Entry<N, T>>,
+    shares: HashMap<N, Share>,
+}
+
+impl<N: Copy + Eq + Hash, T> PromptCache<N, T> {
+    pub(crate) fn new() -> Self {
+        Self { entries: VecDeque::new(), shares: HashMap::new() }
     }
 
-    /// Whether so many bytes may be kept at all.
-    pub(crate) fn takes(&self, bytes: u64) -> bool {
-        bytes > 0 && bytes <= self.limit
+    /// A namespace is there, in a group that keeps at most `limit` bytes; 0 keeps nothing.
+    pub(crate) fn add(&mut self, namespace: N, group: u64, limit: u64) {
+        self.shares.insert(namespace, Share { group, limit });
+    }
+
+    /// Whether so many bytes of a namespace may be kept at all.
+    pub(crate) fn takes(&self, namespace: N, bytes: u64) -> bool {
+        bytes > 0 && self.shares.get(&namespace).is_some_and(|share| bytes <= share.limit)
     }
 
     /// The entry that shares the most leading tokens with `tokens`, and how many; at most all but the last of `tokens`, for the
@@ -47,17 +59,18 @@ impl<N: Copy + PartialEq, T> PromptCache<N, T> {
     }
 
     /// Keeps `value` for `tokens` and lets go of what it makes needless (entries that are a prefix of it) and of the least
-    /// recently used ones until the limit is met. What is larger than the limit is not kept.
+    /// recently used ones of its group until the limit is met. What is larger than the limit is not kept.
     pub(crate) fn insert(&mut self, namespace: N, tokens: Vec<u32>, value: T, bytes: u64) {
-        if tokens.is_empty() || !self.takes(bytes) {
-            return;
+        let share = self.shares.get(&namespace).copied().filter(|share| (1..=share.limit).contains(&bytes));
+        let Some(share) = share.filter(|_| !tokens.is_empty()) else { return };
+        self.entries.retain(|entry| entry.namespace != namespace || !tokens.starts_with(&entry.tokens));
+        let shares = &self.shares;
+        let of_group = |entry: &Entry<N, T>| shares.get(&entry.namespace).is_some_and(|other| other.group == share.group);
+        let mut held: u64 = self.entries.iter().filter(|entry| of_group(entry)).map(|entry| entry.bytes).sum();
+        while held + bytes > share.limit {
+            let Some(oldest) = self.entries.iter().position(&of_group) else { break };
+            held -= self.entries.remove(oldest).map_or(0, |entry| entry.bytes);
         }
-        self.retain(|entry| entry.namespace != namespace || !tokens.starts_with(&entry.tokens));
-        while self.bytes + bytes > self.limit {
-            let Some(oldest) = self.entries.pop_front() else { break };
-            self.bytes -= oldest.bytes;
-        }
-        self.bytes += bytes;
         self.entries.push_back(Entry { namespace, tokens, bytes, value });
     }
 
@@ -66,24 +79,10 @@ impl<N: Copy + PartialEq, T> PromptCache<N, T> {
         self.entries.iter().filter(|entry| entry.namespace == namespace).map(|entry| entry.bytes).sum()
     }
 
-    /// Lets go of a namespace's entries.
+    /// A namespace is gone, and its entries with it.
     pub(crate) fn remove(&mut self, namespace: N) {
-        self.retain(|entry| entry.namespace != namespace);
-    }
-
-    /// Lets go of everything.
-    pub(crate) fn clear(&mut self) {
-        self.retain(|_| false);
-    }
-
-    /// Changes the limit, for the next insert on.
-    pub(crate) fn set_limit(&mut self, limit: u64) {
-        self.limit = limit;
-    }
-
-    fn retain(&mut self, keep: impl Fn(&Entry<N, T>) -> bool) {
-        self.entries.retain(|entry| keep(entry));
-        self.bytes = self.entries.iter().map(|entry| entry.bytes).sum();
+        self.shares.remove(&namespace);
+        self.entries.retain(|entry| entry.namespace != namespace);
     }
 }
 
@@ -93,7 +92,9 @@ mod tests {
     use proptest::prelude::*;
 
     fn cache() -> PromptCache<u8, &'static str> {
-        PromptCache::new(100)
+        let mut cache = PromptCache::new();
+        (0..3).for_each(|namespace| cache.add(namespace, 0, 100));
+        cache
     }
 
     #[test]
@@ -133,7 +134,7 @@ mod tests {
         cache.insert(0, vec![1], "a", 10);
         cache.insert(0, vec![1, 2], "b", 10);
         cache.insert(0, vec![1, 2], "c", 10);
-        assert_eq!((cache.entries.len(), cache.bytes), (1, 10));
+        assert_eq!((cache.entries.len(), cache.bytes(0)), (1, 10));
         assert_eq!(cache.find(0, &[1, 9]), Some((&"c", 1)));
     }
 
@@ -146,9 +147,25 @@ mod tests {
         cache.insert(0, vec![3], "c", 40);
         assert!(cache.find(0, &[2, 0]).is_none() && cache.find(0, &[1, 0]).is_some());
         cache.insert(0, vec![4], "d", 101);
-        assert_eq!((cache.entries.len(), cache.bytes), (2, 80));
-        cache.clear();
-        assert_eq!(cache.bytes, 0);
+        assert_eq!((cache.entries.len(), cache.bytes(0)), (2, 80));
+        cache.remove(0);
+        assert_eq!(cache.bytes(0), 0);
+        cache.insert(0, vec![1], "of nobody", 10);
+        assert_eq!(cache.bytes(0), 0);
+    }
+
+    #[test]
+    fn groups_have_limits_of_their_own() {
+        let mut cache = cache();
+        cache.add(7, 1, 30);
+        cache.add(8, 2, 0);
+        cache.insert(0, vec![1], "a", 90);
+        cache.insert(7, vec![1], "b", 20);
+        cache.insert(7, vec![2], "c", 20);
+        cache.insert(8, vec![1], "d", 1);
+        assert_eq!((cache.bytes(0), cache.bytes(7), cache.bytes(8)), (90, 20, 0));
+        assert_eq!(cache.find(7, &[2, 0]), Some((&"c", 1)));
+        assert!(cache.takes(7, 30) && !cache.takes(7, 31) && !cache.takes(8, 1));
     }
 
     proptest! {
@@ -156,7 +173,8 @@ mod tests {
         fn bytes_stay_within_the_limit_and_are_the_sum(
             steps in proptest::collection::vec((0u8..3, proptest::collection::vec(0u32..3, 0..6), 0u64..60, any::<bool>()), 0..60)
         ) {
-            let mut cache = PromptCache::new(100);
+            let mut cache = PromptCache::new();
+            (0..3).for_each(|namespace| cache.add(namespace, 0, 100));
             for (namespace, tokens, bytes, look) in steps {
                 if look {
                     if let Some((found, len)) = cache.find(namespace, &tokens) {
@@ -166,8 +184,7 @@ mod tests {
                 } else {
                     cache.insert(namespace, tokens.clone(), tokens, bytes);
                 }
-                prop_assert!(cache.bytes <= 100);
-                prop_assert_eq!(cache.bytes, (0..3).map(|namespace| cache.bytes(namespace)).sum::<u64>());
+                prop_assert!((0..3).map(|namespace| cache.bytes(namespace)).sum::<u64>() <= 100);
             }
         }
     }

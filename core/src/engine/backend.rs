@@ -49,6 +49,18 @@ pub struct DeviceInfo {
     pub recommended_bytes: Option<u64>,
 }
 
+/// One engine among those that share the device, and what its models get of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tenant {
+    pub(crate) id: u64,
+    /// Rows of one model that generate at once.
+    pub(crate) capacity: usize,
+    /// Bytes of kept prompts, over all its models.
+    pub(crate) prompt_cache: u64,
+    /// Whether freed memory goes back to the system.
+    pub(crate) drain: bool,
+}
+
 /// Token rows of one batch; shorter rows are padded on the right by the backend.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TokenBatch {
@@ -122,8 +134,8 @@ pub(crate) trait Backend {
     fn end(&mut self, row: Row, keep: bool);
     /// Bytes of keys and values held for a model.
     fn cache_bytes(&self, slot: Slot) -> CacheBytes;
-    /// Bytes of kept prompts at most, over all models; fewer are let go at the next insert, 0 lets go of all at once.
-    fn set_prompt_cache(&mut self, bytes: u64);
+    /// Lets a model's prompts be kept, all models of the engine together within so many bytes.
+    fn keep_prompts(&mut self, slot: Slot, tenant: &Tenant);
     /// Raw logits after each of `ids[from..]`, in float32: what golden tests compare.
     #[cfg(test)]
     fn logits(&mut self, slot: Slot, ids: &[u32], from: usize) -> Result<Vec<Vec<f32>>>;

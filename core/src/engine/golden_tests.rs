@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use safetensors::SafeTensors;
 use serde_json::Value;
 
-use super::backend::{Backend, Chooser, Prefill, Row, SCORE_CHUNK, Slot, Stepping, TokenBatch};
+use super::backend::{Backend, Chooser, Prefill, Row, SCORE_CHUNK, Slot, Stepping, Tenant, TokenBatch};
 use super::thread::{Bench, DeviceThread};
 use crate::error::Result;
 use crate::model::{LoadOptions, ModelSpec};
@@ -74,9 +74,11 @@ fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
+const TENANT: Tenant = Tenant { id: 0, capacity: 8, prompt_cache: 64 << 20, drain: true };
+
 fn load(spec: ModelSpec) -> Result<Slot> {
     let spec = Arc::new(spec);
-    run(move |backend| backend.load(&spec, &mut |_| Ok(()))).map(|loaded| loaded.slot)
+    run(move |backend| backend.load(&spec, &TENANT, &mut |_| Ok(()))).map(|loaded| loaded.slot)
 }
 
 fn unload(slot: Slot) {
@@ -234,7 +236,6 @@ fn check_kept_prompt(name: &str, slot: Slot, vocabulary: u32) {
     let prompt: Vec<u32> = (0..90u32).map(|at| (at * 31 + 5) % vocabulary).collect();
     run(move |backend| {
         let backend: &mut dyn Backend = &mut **backend;
-        backend.set_prompt_cache(64 << 20);
         let mut longer = prompt.clone();
         longer.extend([1, 2, 3]);
         let cold = [solo(backend, slot, &prompt, 8)?, solo(backend, slot, &longer, 8)?];
@@ -256,8 +257,6 @@ fn check_kept_prompt(name: &str, slot: Slot, vocabulary: u32) {
             assert_eq!(&warm.tokens, cold);
         }
         assert!(backend.cache_bytes(slot).kept > 0);
-        backend.set_prompt_cache(0);
-        assert_eq!(backend.cache_bytes(slot).total(), 0);
         Ok(())
     })
     .unwrap_or_else(|error| panic!("{name}: {error}"));

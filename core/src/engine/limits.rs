@@ -132,6 +132,11 @@ impl Share {
         share
     }
 
+    /// The engine's number among those of the process.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
     /// What tells the device of a changed budget: posts and returns.
     pub(crate) fn on_budget(&self) -> impl Fn(u64) + Send + Sync + use<> {
         let (device, id) = (self.device.clone(), self.id);

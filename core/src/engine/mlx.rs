@@ -10,7 +10,9 @@ use mlx_rs::ops;
 use mlx_rs::{Array, Dtype, Stream, memory, with_stream};
 
 use self::rows::Rows;
-use super::backend::{Backend, CacheBytes, Chooser, DeviceInfo, LoadProgress, Loaded, Prefill, Row, Slot, Stepping, TokenBatch};
+use super::backend::{
+    Backend, CacheBytes, Chooser, DeviceInfo, LoadProgress, Loaded, Prefill, Row, Slot, Stepping, Tenant, TokenBatch,
+};
 use super::exit;
 use super::limits::AllocatorLimits;
 use crate::error::{Error, ErrorKind, Result};
@@ -283,8 +285,8 @@ impl Backend for Mlx {
         self.rows.bytes(slot)
     }
 
-    fn set_prompt_cache(&mut self, bytes: u64) {
-        self.rows.set_kept(bytes);
+    fn keep_prompts(&mut self, slot: Slot, tenant: &Tenant) {
+        self.rows.keep_prompts(slot, tenant);
     }
 
     #[cfg(test)]

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use super::backend::{CacheBytes, DeviceInfo, Slot};
+use super::backend::{CacheBytes, DeviceInfo, Slot, Tenant};
 use super::limits::Share;
 use super::request::{Place, Places, unavailable};
 use super::thread::DeviceThread;
@@ -135,7 +135,7 @@ pub(crate) struct Residency {
     pool: Pool,
     /// This engine's part of the allocator's limits.
     share: Share,
-    drain: bool,
+    tenant: Tenant,
     table: Table,
     places: Places,
     clock: Arc<dyn Clock>,
@@ -170,7 +170,13 @@ impl Residency {
                 }
             })
         }));
-        let (share, drain) = (Share::new(&device, options.budget_bytes), options.drain_after_release);
+        let share = Share::new(&device, options.budget_bytes);
+        let tenant = Tenant {
+            id: share.id(),
+            capacity: requests.capacity,
+            prompt_cache: requests.prompt_cache_bytes.min(options.budget_bytes / 4),
+            drain: options.drain_after_release,
+        };
         options.on_budget = Some(Arc::new(share.on_budget()));
         options.probe = Some(device.gauge());
         let clock = requests.clock.clone().unwrap_or_else(|| Arc::new(SystemClock::on(Arc::clone(&runtime))));
@@ -186,7 +192,7 @@ impl Residency {
             runtime,
             pool,
             share,
-            drain,
+            tenant,
             table,
             places: Places::new(requests.capacity.saturating_add(requests.queue)),
             clock,
@@ -469,10 +475,10 @@ impl Residency {
     fn actions(self: &Arc<Self>, spec: &Arc<ModelSpec>) -> (impl Load + 'static, impl Release + 'static, Own) {
         let own = Own::default();
         let load = {
-            let (owner, device, drain) = (Arc::downgrade(self), self.device.clone(), self.drain);
+            let (owner, device, tenant) = (Arc::downgrade(self), self.device.clone(), self.tenant);
             let (table, spec, own) = (Arc::clone(&self.table), Arc::clone(spec), Arc::clone(&own));
             move |context: LoadContext| -> BoxFuture<'static, Result<Loaded>> {
-                Box::pin(load(owner, device, drain, table, spec, own, context))
+                Box::pin(load(owner, device, tenant, table, spec, own, context))
             }
         };
         let table = Arc::clone(&self.table);
@@ -514,7 +520,7 @@ fn provenance(spec: &ModelSpec, device: &DeviceInfo) -> Arc<Provenance> {
 async fn load(
     residency: Weak<Residency>,
     device: DeviceThread,
-    drain: bool,
+    tenant: Tenant,
     table: Table,
     spec: Arc<ModelSpec>,
     own: Own,
@@ -540,7 +546,7 @@ async fn load(
             step(0.0)?;
             let limits = owner.limits();
             limits.lock().loading(&spec.estimate, &mut **bench);
-            let loaded = catch_unwind(AssertUnwindSafe(|| bench.load(&spec, &mut step)));
+            let loaded = catch_unwind(AssertUnwindSafe(|| bench.load(&spec, &tenant, &mut step)));
             let made = loaded.as_ref().ok().and_then(|loaded| loaded.as_ref().ok());
             limits.lock().loaded(made.map(|loaded| (loaded.slot, loaded.weight_bytes)), &mut **bench);
             let loaded = loaded.unwrap_or_else(|panic| resume_unwind(panic))?;
@@ -554,7 +560,7 @@ async fn load(
                 token,
                 owner: residency,
                 device: owner,
-                drain,
+                drain: tenant.drain,
             });
             // A cancel that came with the last report still counts (hazard D9).
             context.cancel.check()?;

@@ -165,7 +165,7 @@ impl Lane {
         let (&id, &tokens) = self.waiting.first_key_value()?;
         // A row whose reader is behind takes no place from one that could run; it has its memory still.
         let running = self.decoding.keys().filter(|&&id| conditions.can_step(id)).count();
-        if running >= capacity.max(1) {
+        if running >= capacity {
             return None;
         }
         if !self.decoding.is_empty() && !conditions.may_hold(id, self.padded(Some(tokens))) {
@@ -208,6 +208,8 @@ fn room(tokens: usize) -> usize {
 #[derive(Debug)]
 pub(crate) struct Scheduler {
     sizes: Sizes,
+    /// Where it is not the default.
+    capacities: BTreeMap<Slot, usize>,
     lanes: BTreeMap<Slot, Lane>,
     models: BTreeMap<Id, Slot>,
     /// Models that have not made their decode step in this round.
@@ -219,11 +221,22 @@ pub(crate) struct Scheduler {
 
 impl Scheduler {
     pub(crate) fn new(sizes: Sizes) -> Self {
-        Self { sizes, lanes: BTreeMap::new(), models: BTreeMap::new(), round: VecDeque::new(), last_bulk: None, turn: 0 }
+        let (capacities, lanes, models) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { sizes, capacities, lanes, models, round: VecDeque::new(), last_bulk: None, turn: 0 }
     }
 
-    pub(crate) fn set_sizes(&mut self, sizes: Sizes) {
-        self.sizes = sizes;
+    /// Rows of this model that generate at once, other than the default.
+    pub(crate) fn set_capacity(&mut self, slot: Slot, rows: usize) {
+        self.capacities.insert(slot, rows);
+    }
+
+    /// A model is gone.
+    pub(crate) fn forget(&mut self, slot: Slot) {
+        self.capacities.remove(&slot);
+    }
+
+    fn capacity(&self, slot: Slot) -> usize {
+        self.capacities.get(&slot).copied().unwrap_or(self.sizes.capacity).max(1)
     }
 
     fn lane(&mut self, id: Id, slot: Slot) -> &mut Lane {
@@ -288,9 +301,9 @@ impl Scheduler {
         // Twice: what is left of this round and its bulk, then a whole round.
         for _ in 0..2 {
             while let Some(slot) = self.round.pop_front() {
+                let capacity = self.capacity(slot);
                 let Some(lane) = self.lanes.get_mut(&slot) else { continue };
                 let mut rows: Vec<Id> = lane.decoding.keys().copied().filter(|&id| conditions.can_step(id)).collect();
-                let capacity = self.sizes.capacity.max(1);
                 if rows.len() > capacity {
                     // Readers that were behind have come back: who waited longest goes first.
                     rows.sort_by_key(|id| (lane.decoding[id].turn, *id));
@@ -327,9 +340,10 @@ impl Scheduler {
         turns.rotate_left(begin);
         let streams = self.lanes.values().any(|lane| !lane.decoding.is_empty());
         for (slot, kind) in turns {
+            let capacity = self.capacity(slot);
             let lane = self.lanes.get_mut(&slot)?;
             let unit = match kind {
-                Bulk::Prefill => lane.next_prefill(self.sizes.capacity, conditions).map(|id| {
+                Bulk::Prefill => lane.next_prefill(capacity, conditions).map(|id| {
                     let chunk = if streams { self.sizes.chunk_beside } else { self.sizes.chunk };
                     Unit::Prefill { id, chunk }
                 }),

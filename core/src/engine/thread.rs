@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 
-use super::backend::{Backend, DeviceInfo, Loaded, Slot};
+use super::backend::{Backend, DeviceInfo, Loaded, Slot, Tenant};
 use super::exit::{self, Running};
 use super::limits::Limits;
 use super::mlx::Mlx;
-use super::scheduler::{Id, Sizes};
+use super::scheduler::Id;
 use super::work::{Task, Work};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -39,11 +39,11 @@ impl Bench<'_> {
         self.gauge.set(self.backend.memory());
     }
 
-    /// Loads a model. Between its tensors the running requests get as much of the time as the load itself.
-    pub(crate) fn load(&mut self, spec: &ModelSpec, step: &mut dyn FnMut(f32) -> Result<()>) -> Result<Loaded> {
+    /// Loads a model of an engine. Between its tensors the running requests get as much of the time as the load itself.
+    pub(crate) fn load(&mut self, spec: &ModelSpec, tenant: &Tenant, step: &mut dyn FnMut(f32) -> Result<()>) -> Result<Loaded> {
         let (work, progress, inbox) = (&mut *self.work, self.progress, &mut *self.inbox);
         let (mut since, mut owed) = (Instant::now(), Duration::ZERO);
-        self.backend.load(spec, &mut |backend, fraction| {
+        let loaded = self.backend.load(spec, &mut |backend, fraction| {
             progress.moved();
             step(fraction)?;
             owed += since.elapsed();
@@ -59,17 +59,16 @@ impl Bench<'_> {
             owed = owed.min(Duration::from_millis(100));
             since = Instant::now();
             Ok(())
-        })
+        })?;
+        self.work.set_capacity(loaded.slot, tenant.capacity);
+        self.backend.keep_prompts(loaded.slot, tenant);
+        Ok(loaded)
     }
 
     /// Drops a model and returns its memory to the operating system.
     pub(crate) fn unload(&mut self, slot: Slot) {
         self.backend.unload(slot);
         self.work.forget(slot);
-    }
-
-    pub(crate) fn set_sizes(&mut self, sizes: Sizes) {
-        self.work.set_sizes(sizes);
     }
 }
 

@@ -187,8 +187,8 @@ impl Work {
         Self { scheduler: Scheduler::new(Sizes::default()), active: HashMap::new(), accounts: HashMap::new() }
     }
 
-    pub(super) fn set_sizes(&mut self, sizes: Sizes) {
-        self.scheduler.set_sizes(sizes);
+    pub(super) fn set_capacity(&mut self, slot: Slot, rows: usize) {
+        self.scheduler.set_capacity(slot, rows);
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -240,9 +240,10 @@ impl Work {
         }
     }
 
-    /// A model is gone: nobody is told of its bytes any more.
+    /// A model is gone: nothing is known of it any more.
     pub(super) fn forget(&mut self, slot: Slot) {
         self.accounts.remove(&slot);
+        self.scheduler.forget(slot);
     }
 
     fn begun(&mut self, id: Id) {

@@ -6,7 +6,7 @@ use mlx_rs::ops::indexing::{TryIndexOp, argmax_axis, take_along_axis, take_axis}
 use mlx_rs::{Array, Dtype, ops, transforms};
 
 use super::{check_ids, id_array, to_host, values};
-use crate::engine::backend::{CacheBytes, Chooser, Prefill, Row, SCORE_CHUNK, Slot, Stepping};
+use crate::engine::backend::{CacheBytes, Chooser, Prefill, Row, SCORE_CHUNK, Slot, Stepping, Tenant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::kv_cache::KvCache;
 use crate::models::Decoder;
@@ -91,7 +91,7 @@ pub(super) struct Rows {
 
 impl Rows {
     pub(super) fn new() -> Self {
-        Self { rows: HashMap::new(), batches: HashMap::new(), kept: PromptCache::new(0) }
+        Self { rows: HashMap::new(), batches: HashMap::new(), kept: PromptCache::new() }
     }
 
     pub(super) fn slot(&self, row: Row) -> Result<Slot> {
@@ -316,7 +316,7 @@ impl Rows {
         let len = usize::try_from(len).unwrap_or(0).min(state.tokens.len());
         let slots = cache.arrays().next().map_or(1, |array| array.dim(0) * array.dim(2)).max(1);
         let bytes = cache.bytes() / u64::from(slots.unsigned_abs()) * len as u64;
-        if !self.kept.takes(bytes) {
+        if !self.kept.takes(state.slot, bytes) {
             return Ok(());
         }
         let copy = cache.copy(index, i32::try_from(len).unwrap_or(0))?;
@@ -337,11 +337,8 @@ impl Rows {
         CacheBytes { rows, kept: self.kept.bytes(slot) }
     }
 
-    pub(super) fn set_kept(&mut self, bytes: u64) {
-        self.kept.set_limit(bytes);
-        if bytes == 0 {
-            self.kept.clear();
-        }
+    pub(super) fn keep_prompts(&mut self, slot: Slot, tenant: &Tenant) {
+        self.kept.add(slot, tenant.id, tenant.prompt_cache);
     }
 }
 

@@ -102,6 +102,26 @@ fn rows_start_in_the_order_of_the_calls_up_to_the_capacity() {
 }
 
 #[test]
+fn a_model_has_the_capacity_of_its_engine() {
+    let mut scheduler = scheduler();
+    scheduler.set_capacity(Slot(1), 1);
+    for id in 1..=4 {
+        scheduler.add_row(Id(id), Slot(id % 2), 10);
+    }
+    let mut began = Vec::new();
+    for _ in 0..20 {
+        if let Some(Unit::Prefill { id, .. }) = scheduler.next(&mut Mock::default()) {
+            scheduler.prefilled(id);
+            began.push(id.0);
+        }
+    }
+    began.sort_unstable();
+    assert_eq!(began, [1, 2, 4], "one row of the first model, two of the other");
+    scheduler.forget(Slot(1));
+    assert!((0..4).any(|_| matches!(scheduler.next(&mut Mock::default()), Some(Unit::Prefill { id: Id(3), .. }))));
+}
+
+#[test]
 fn a_stalled_reader_holds_up_its_own_row_only() {
     let mut scheduler = scheduler();
     decoding(&mut scheduler, 1, 0);
