@@ -9,7 +9,6 @@ use std::time::Duration;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use hob::block_on;
 use hob::engine::{EmbedRequest, Engine, EngineOptions, GenerateRequest};
-use hob::options::Truncate;
 
 fn model(name: &str) -> String {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/models");
@@ -46,26 +45,5 @@ fn engine(c: &mut Criterion) {
     group.finish();
 }
 
-/// Texts as hosts have them: mostly short, some long, in no order. Sorted by length each batch is padded less.
-fn lengths(c: &mut Criterion) {
-    let engine = Engine::open(EngineOptions::default()).unwrap();
-    let embed = |texts: &[String]| {
-        let request = EmbedRequest { truncate: Truncate::End, ..EmbedRequest::new(model("all-minilm-l6-v2"), texts.to_vec()) };
-        block_on(engine.embed(request)).unwrap();
-    };
-    let texts: Vec<String> = (0..1000u32).map(|n| "the ferry turned to sea again ".repeat(words(n))).collect();
-    let mut group = c.benchmark_group("minilm 1000 mixed lengths");
-    group.sample_size(10).warm_up_time(Duration::from_millis(1)).throughput(Throughput::Elements(texts.len() as u64));
-    group.bench_function("as one request, sorted by length", |b| b.iter(|| embed(&texts)));
-    group.bench_function("sixteen at a time, as they come", |b| b.iter(|| texts.chunks(16).for_each(embed)));
-    group.finish();
-}
-
-/// 1 to 24 times six words; half of the texts are at most four times.
-fn words(n: u32) -> usize {
-    let draw = n.wrapping_mul(2_654_435_761) >> 16;
-    1 + (if draw & 1 == 0 { draw / 2 % 4 } else { draw / 2 % 24 }) as usize
-}
-
-criterion_group!(benches, engine, lengths);
+criterion_group!(benches, engine);
 criterion_main!(benches);
