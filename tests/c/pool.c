@@ -297,6 +297,7 @@ static void a_pause_quiesces_residents_and_resumes_them(void) {
   OK(hob_pool_admit(pool, &options, NULL, &error));
   EXPECT(HOB_CALLBACK, hob_pool_pause(pool, NULL, &pause, &error));
   CHECK(pause == NULL && self.quiesced == 2 && self.resumed == 2 && status_has(pool, "\"paused\":false"));
+  OK(hob_pool_close(pool, NULL, &error));  // its entry lies on this stack
   hob_pool_release(pool);
 }
 
@@ -320,7 +321,8 @@ static void a_use_may_have_its_own_countdown(void) {
     unloaded = strstr(hob_buffer_text(event), "\"unloaded\"") != NULL;
     hob_buffer_release(event);
   }
-  CHECK(one.released == 1);
+  OK(hob_pool_close(pool, NULL, &error));  // its entry lies on this stack
+  CHECK(one.released == 1 && one.dropped == 1);
   hob_pool_events_free(events);
   hob_pool_release(pool);
 }

@@ -85,7 +85,7 @@ enum Verb {
     /// One suite of `test`: any content for the C ABI, under AddressSanitizer
     Fuzz {
         /// Inputs to try; more find more
-        #[arg(long, default_value_t = 5000)]
+        #[arg(long, default_value_t = 2000)]
         runs: u32,
     },
     /// Write include/hob.h and the list of exported functions anew
