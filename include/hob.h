@@ -615,7 +615,7 @@ typedef hob_status (*hob_load_fn)(void *user_data, const struct hob_load_context
 
 /**
  * Lets go of the resident that was loaded under `token`. Called at most once, on a thread of Hob's made for it; it may block, but must
- * not wait for an admission. Returns HOB_OK; anything else is told to who asked, and the entry is gone all the same.
+ * not wait for an admission, for its own key's end, or for the close of the pool. Returns HOB_OK; anything else is told to who asked, and the entry is gone all the same.
  */
 typedef hob_status (*hob_release_fn)(void *user_data, uint64_t token);
 
@@ -2505,8 +2505,9 @@ void hob_stream_cancel(const struct hob_stream *stream);
 void hob_stream_stop(const struct hob_stream *stream);
 
 /**
- * Gives the stream back, and cancels what still runs, without waiting for it. A thread that is inside `hob_stream_next` gets its
- * answer. NULL is allowed. Any thread, also within callbacks. (Since 0.1)
+ * Gives the stream back, and cancels what still runs, without waiting for it. A thread that is inside `hob_stream_next` gets an error
+ * or HOB_END, and must not call it again; to end a stream that another thread may be about to read, use `hob_stream_cancel`, and let the
+ * reader free it. NULL is allowed. Any thread, also within callbacks. (Since 0.1)
  */
 void hob_stream_free(struct hob_stream *stream);
 

@@ -38,7 +38,7 @@ unsafe fn loading<'a>(context: *const hob_load_context) -> Option<&'a Loading> {
 pub type hob_load_fn = Option<unsafe extern "C" fn(user_data: *mut c_void, context: *const hob_load_context) -> hob_status>;
 
 /// Lets go of the resident that was loaded under `token`. Called at most once, on a thread of Hob's made for it; it may block, but must
-/// not wait for an admission. Returns HOB_OK; anything else is told to who asked, and the entry is gone all the same.
+/// not wait for an admission, for its own key's end, or for the close of the pool. Returns HOB_OK; anything else is told to who asked, and the entry is gone all the same.
 pub type hob_release_fn = Option<unsafe extern "C" fn(user_data: *mut c_void, token: u64) -> hob_status>;
 
 /// Finds out the cost of a load in bytes. Called at most once, before the load and only when one is needed; otherwise as a load.

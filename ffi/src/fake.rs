@@ -60,6 +60,12 @@ pub unsafe extern "C" fn hob_engine_open_fake(
             let json = raw::text(models_json, models_json_len, "models_json")?;
             let models: Vec<ModelJson> = serde_json::from_str(json)
                 .map_err(|error| Error::new(ErrorKind::InvalidArgument, format!("models_json: {error}")))?;
+            if let Some(at) = models.iter().position(|model| model.dimensions == Some(0)) {
+                return Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    format!("models_json: the model at {at} has 0 dimensions; give more"),
+                ));
+            }
             let device = FakeDevice::new(models.into_iter().map(Into::into).collect());
             let engine = Engine::open_fake(device.clone(), engine_options(options)?)?;
             done(out_engine, give(engine, Some(device)))

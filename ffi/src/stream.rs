@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_void};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_core::Stream as _;
@@ -30,6 +31,8 @@ pub struct hob_stream {
 
 pub(crate) struct StreamInner {
     reader: Mutex<Reader>,
+    /// Set when the handle is given back: who is inside `next` then must not be told of memory that goes with it.
+    freed: AtomicBool,
     control: StreamControl,
     signal: Arc<Signal>,
     _engine: Engine,
@@ -550,7 +553,8 @@ pub unsafe extern "C" fn hob_engine_generate(
             let stream = inner.engine.generate(generate_request(options)?)?;
             let control = stream.control();
             let reader = Mutex::new(Reader { stream, ended: false, lent: Lent::default() });
-            let stream = StreamInner { reader, control, signal: Arc::default(), _engine: inner.engine.clone() };
+            let (freed, signal) = (AtomicBool::new(false), Arc::default());
+            let stream = StreamInner { reader, freed, control, signal, _engine: inner.engine.clone() };
             done(out_stream, raw::give_counted(Arc::new(Held::new(stream))))
         })
     }
@@ -590,6 +594,10 @@ pub unsafe extern "C" fn hob_stream_next(
                 Some(Some(Err(error))) => {
                     reader.ended = true;
                     Err(error)
+                }
+                Some(Some(Ok(_))) if inner.freed.load(Ordering::Acquire) => {
+                    reader.ended = true;
+                    Err(Error::new(ErrorKind::Cancelled, "the stream was given back by another thread during the call"))
                 }
                 Some(Some(Ok(event))) => {
                     reader.ended = matches!(event, Event::Finished(_));
@@ -648,14 +656,16 @@ pub unsafe extern "C" fn hob_stream_stop(stream: *const hob_stream) {
     });
 }
 
-/// Gives the stream back, and cancels what still runs, without waiting for it. A thread that is inside `hob_stream_next` gets its
-/// answer. NULL is allowed. Any thread, also within callbacks. (Since 0.1)
+/// Gives the stream back, and cancels what still runs, without waiting for it. A thread that is inside `hob_stream_next` gets an error
+/// or HOB_END, and must not call it again; to end a stream that another thread may be about to read, use `hob_stream_cancel`, and let the
+/// reader free it. NULL is allowed. Any thread, also within callbacks. (Since 0.1)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hob_stream_free(stream: *mut hob_stream) {
     quiet((), || {
         // SAFETY: as the header asks.
         if let Some(inner) = unsafe { raw::take_counted(stream) } {
             // Another thread's call may hold it for a moment longer.
+            inner.freed.store(true, Ordering::Release);
             inner.control.cancel();
             inner.signal.set_host(None);
         }

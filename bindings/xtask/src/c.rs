@@ -83,7 +83,7 @@ pub(crate) fn run(sanitizer: Option<Sanitizer>) -> Result<()> {
     let model = |name: &str| models.join(name).to_string_lossy().into_owned();
     let (embedder, reranker, chat) = (model("bert-mean"), model("bert-rerank-1"), model("llama-q4"));
 
-    for name in ["options", "handles", "pool", "faults", "text"] {
+    for name in ["options", "handles", "pool", "faults", "text", "extremes"] {
         let program = build.program(name, &source(name), C)?;
         score.tests(name, &build.command(&program, &[]));
     }
