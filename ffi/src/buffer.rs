@@ -27,9 +27,18 @@ pub struct hob_buffer {
 }
 
 pub(crate) enum Content {
-    Text(CString, [u64; 1]),
-    Rows { data: Vec<f32>, shape: [u64; 2], strides: [u64; 2], provenance: CString },
-    Ids { data: Vec<u32>, shape: [u64; 1] },
+    /// The bytes, a NUL after them, and their number.
+    Text(Vec<u8>, [u64; 1]),
+    Rows {
+        data: Vec<f32>,
+        shape: [u64; 2],
+        strides: [u64; 2],
+        provenance: CString,
+    },
+    Ids {
+        data: Vec<u32>,
+        shape: [u64; 1],
+    },
 }
 
 castable!(hob_buffer => Content, Counted, crate::handle::HOB_HANDLE_BUFFER);
@@ -90,25 +99,23 @@ pub(crate) fn ids(data: Vec<u32>) -> *mut hob_buffer {
 
 /// A value as JSON for C.
 pub(crate) fn json_text(value: &impl Serialize) -> Result<CString> {
-    let text = serde_json::to_string(value)
-        .map_err(|error| Error::new(ErrorKind::Internal, "an answer is not JSON").with_source(error))?;
-    Ok(c_string(&text))
+    serde_text(value).map(|text| c_string(&text))
+}
+
+fn serde_text(value: &impl Serialize) -> Result<String> {
+    serde_json::to_string(value).map_err(|error| Error::new(ErrorKind::Internal, "an answer is not JSON").with_source(error))
 }
 
 pub(crate) fn json(value: &impl Serialize) -> Result<*mut hob_buffer> {
-    json_text(value).map(plain)
+    serde_text(value).map(text)
 }
 
 /// A text as it is, NULs included: the view tells its length.
-pub(crate) fn text(mut text: String) -> *mut hob_buffer {
-    text.push('\0');
-    // SAFETY: it ends with a NUL; others inside only end what C's own functions see.
-    plain(unsafe { CString::from_vec_with_nul_unchecked(text.into_bytes()) })
-}
-
-fn plain(text: CString) -> *mut hob_buffer {
-    let shape = [text.as_bytes().len() as u64];
-    give(Content::Text(text, shape))
+pub(crate) fn text(text: String) -> *mut hob_buffer {
+    let mut bytes = text.into_bytes();
+    let shape = [bytes.len() as u64];
+    bytes.push(0);
+    give(Content::Text(bytes, shape))
 }
 
 fn give(content: Content) -> *mut hob_buffer {
@@ -135,7 +142,7 @@ pub unsafe extern "C" fn hob_buffer_get_view(
                 Content::Text(text, shape) => hob_buffer_view {
                     dtype: HOB_DTYPE_UTF8,
                     data: text.as_ptr().cast(),
-                    len: text.as_bytes().len(),
+                    len: text.len() - 1,
                     rank: 1,
                     shape: shape.as_ptr(),
                     strides: ONE.as_ptr(),
@@ -171,7 +178,7 @@ pub unsafe extern "C" fn hob_buffer_get_view(
 pub unsafe extern "C" fn hob_buffer_text(buffer: *const hob_buffer) -> *const c_char {
     // SAFETY: as the header asks.
     quiet(nothing(), || match unsafe { raw::borrow(buffer) }.map(|held| &**held) {
-        Some(Content::Text(text, _)) => text.as_ptr().cast_mut(),
+        Some(Content::Text(text, _)) => text.as_ptr().cast::<c_char>().cast_mut(),
         _ => nothing(),
     })
 }
