@@ -120,10 +120,8 @@ impl MemoryProbe for Hooks {
             // SAFETY: the host gave the pair, and the struct is lent for the call.
             unsafe { memory(self.data.pointer(), &raw mut told) };
         }
-        let mut reading = MemoryReading::default();
-        (reading.active, reading.cache, reading.peak) = (told.active, told.cache, told.peak);
-        reading.available = (told.has_available == 1).then_some(told.available);
-        reading
+        let available = (told.has_available == 1).then_some(told.available);
+        MemoryReading { active: told.active, cache: told.cache, peak: told.peak, available }
     }
 }
 
@@ -135,8 +133,11 @@ impl Hooks {
             let hooks = Arc::clone(&hooks);
             options.drain = Some(Arc::new(move || {
                 let data = Arc::clone(&hooks.data);
-                // SAFETY: the host gave the pair.
-                let drained = unblock(move || Ok(unsafe { drain(data.pointer()) }));
+                let drained = unblock(move || {
+                    // SAFETY: the host gave the pair.
+                    unsafe { drain(data.pointer()) };
+                    Ok(())
+                });
                 Box::pin(async move { drop(drained.await) })
             }));
         }
