@@ -78,7 +78,8 @@
  * each count (a new handle is one count, _retain adds one). NULL is allowed in all three and does nothing. "Borrowed" means that it
  * belongs to something else and is valid for as long as is said. What is passed in is borrowed for the call, except callbacks.
  * Handles keep alive what they need, so the order in which they are given back is free, on any thread. Giving back never waits for
- * work. Nothing must be called before the process exits. A handle that was given back must not be used again, as in all of C.
+ * work. Nothing must be called before the process exits. A handle that was given back must not be used again, as in all of C. A live
+ * handle of another kind (which a cast or another language may pass) is refused with HOB_INVALID_ARGUMENT, or taken for NULL.
  *
  * Texts. Pointer and length in bytes of UTF-8; HOB_NUL_TERMINATED as length takes the text up to its NUL. Texts that come out are
  * NUL-terminated.
@@ -99,7 +100,8 @@
  * == Threads ==
  *
  *   hob_engine, hob_pool, hob_cancel_token   any thread, several at once
- *   hob_buffer, hob_ranking, hob_error       any thread, several at once (they do not change)
+ *   hob_buffer, hob_ranking, hob_error,
+ *   hob_tokenizer                            any thread, several at once (they do not change)
  *   hob_stream, hob_pool_events              next: one thread at a time (another gets HOB_BUSY); the rest: any thread
  *   hob_pause, hob_charge                    any thread, one at a time
  *   hob_load_context                         within its callback
@@ -138,6 +140,11 @@
  * 32-bit IEEE floating point in the machine's byte order.
  */
 #define HOB_DTYPE_FLOAT32 1
+
+/**
+ * 32-bit unsigned integers in the machine's byte order.
+ */
+#define HOB_DTYPE_UINT32 2
 
 /**
  * Scores are probabilities, 0 to 1.
@@ -208,6 +215,66 @@
  * At a point of a scripted device: the next arrival panics.
  */
 #define HOB_FAKE_PANIC 5
+
+/**
+ * At a point of a scripted device: the next arrival fails with HOB_OUT_OF_MEMORY.
+ */
+#define HOB_FAKE_OUT_OF_MEMORY 6
+
+/**
+ * A kind of handle: `hob_error`.
+ */
+#define HOB_HANDLE_ERROR 1
+
+/**
+ * A kind of handle: `hob_cancel_token`.
+ */
+#define HOB_HANDLE_CANCEL_TOKEN 2
+
+/**
+ * A kind of handle: `hob_buffer`.
+ */
+#define HOB_HANDLE_BUFFER 3
+
+/**
+ * A kind of handle: `hob_engine`.
+ */
+#define HOB_HANDLE_ENGINE 4
+
+/**
+ * A kind of handle: `hob_stream`.
+ */
+#define HOB_HANDLE_STREAM 5
+
+/**
+ * A kind of handle: `hob_ranking`.
+ */
+#define HOB_HANDLE_RANKING 6
+
+/**
+ * A kind of handle: `hob_pool`.
+ */
+#define HOB_HANDLE_POOL 7
+
+/**
+ * A kind of handle: `hob_pause`.
+ */
+#define HOB_HANDLE_PAUSE 8
+
+/**
+ * A kind of handle: `hob_charge`.
+ */
+#define HOB_HANDLE_CHARGE 9
+
+/**
+ * A kind of handle: `hob_pool_events`.
+ */
+#define HOB_HANDLE_POOL_EVENTS 10
+
+/**
+ * A kind of handle: `hob_tokenizer`.
+ */
+#define HOB_HANDLE_TOKENIZER 11
 
 
 
@@ -463,7 +530,7 @@
 #define HOB_ABI_VERSION 1
 
 /**
- * A result that was computed: vectors (a tensor) or a text (JSON). Immutable, so any thread may read it. Shared:
+ * A result that was computed: vectors (a tensor), token ids, or a text (mostly JSON). Immutable, so any thread may read it. Shared:
  * `hob_buffer_retain` and `hob_buffer_release`. It depends on nothing: the engine may be gone.
  */
 typedef struct hob_buffer hob_buffer;
@@ -527,6 +594,12 @@ typedef struct hob_ranking hob_ranking;
 typedef struct hob_stream hob_stream;
 
 /**
+ * A model's tokenizer and chat template. Immutable; any thread, several at once. Shared: `hob_tokenizer_retain` and
+ * `hob_tokenizer_release`. It depends on nothing: the engine may be gone.
+ */
+typedef struct hob_tokenizer hob_tokenizer;
+
+/**
  * What every fallible function returns: `HOB_OK` (0), a positive value that is no error, or a negative error code. The codes are
  * frozen; a later version may add some, so treat an unknown negative one as a failure. (Since 0.1)
  */
@@ -542,7 +615,7 @@ typedef hob_status (*hob_load_fn)(void *user_data, const struct hob_load_context
 
 /**
  * Lets go of the resident that was loaded under `token`. Called at most once, on a thread of Hob's made for it; it may block, but must
- * not wait for an admission. Returns HOB_OK; anything else is told to who asked, and the entry is gone all the same.
+ * not wait for an admission, for its own key's end, or for the close of the pool. Returns HOB_OK; anything else is told to who asked, and the entry is gone all the same.
  */
 typedef hob_status (*hob_release_fn)(void *user_data, uint64_t token);
 
@@ -558,9 +631,22 @@ typedef hob_status (*hob_estimate_fn)(void *user_data, uint64_t *out_bytes);
 typedef void (*hob_drop_fn)(void *user_data);
 
 /**
- * A request for residency. Borrowed for the call; `user_data` is shared by the three callbacks, and `drop_user_data` is called once,
- * when none of them can be called any more: after the release, or before the call returns when there was nothing to load (also when
- * the call fails). Start from HOB_ADMIT_OPTIONS_INIT.
+ * Stops a resident's work while its pool is paused: starts nothing more, and returns when what runs has ended. Called on a thread of
+ * Hob's made for it; it may block, but must not wait for an admission. Returns HOB_OK; anything else fails the pause with HOB_CALLBACK.
+ */
+typedef hob_status (*hob_quiesce_fn)(void *user_data);
+
+/**
+ * Undoes a quiesce, also one that failed or was given up half-way. Called on the thread that ends the pause, possibly after the
+ * resident was released; must not block.
+ */
+typedef void (*hob_resume_fn)(void *user_data);
+
+/**
+ * A request for residency. Borrowed for the call; `user_data` is shared by the callbacks, and `drop_user_data` is called once, when none
+ * of them can be called any more: after the release (and after the end of a pause that quiesced the resident), or before the call
+ * returns when there was nothing to load, also when the call fails (unless `struct_size` is wrong: nothing is read then). Start from
+ * HOB_ADMIT_OPTIONS_INIT.
  */
 typedef struct hob_admit_options {
   /**
@@ -643,6 +729,14 @@ typedef struct hob_admit_options {
    * Gives `user_data` back; NULL for nothing to do.
    */
   hob_drop_fn drop_user_data;
+  /**
+   * Quiesces while the pool is paused; NULL when a pause does not concern the resident.
+   */
+  hob_quiesce_fn quiesce;
+  /**
+   * Undoes that; NULL for nothing to do.
+   */
+  hob_resume_fn resume;
 } hob_admit_options;
 
 /**
@@ -676,7 +770,7 @@ typedef struct hob_buffer_view {
    */
   uint32_t struct_size;
   /**
-   * HOB_DTYPE_UTF8 or HOB_DTYPE_FLOAT32.
+   * HOB_DTYPE_...
    */
   int32_t dtype;
   /**
@@ -688,7 +782,7 @@ typedef struct hob_buffer_view {
    */
   size_t len;
   /**
-   * Dimensions: 1 for a text, 2 for vectors.
+   * Dimensions: 1 for a text and for token ids, 2 for vectors.
    */
   size_t rank;
   /**
@@ -1138,6 +1232,16 @@ typedef struct hob_generate_options {
    * Cancel, timeout, loading; NULL for the defaults.
    */
   const struct hob_request_options *request;
+  /**
+   * Which marks of calls and reasoning the answer holds, when you know better than the model's template: a JSON object with `tools`
+   * (`hermes`, `llama3`, `mistral`; null looks for no calls) and `reasoning` ({"open", "close"}; null tells none). NULL goes by the
+   * template.
+   */
+  const char *format_json;
+  /**
+   * Its length; 0 (the default) and HOB_NUL_TERMINATED take it up to its NUL.
+   */
+  size_t format_json_len;
 } hob_generate_options;
 
 /**
@@ -1240,6 +1344,59 @@ typedef struct hob_estimate {
 } hob_estimate;
 
 /**
+ * Something is ready: call `next` again. Called on one of Hob's threads or inside a call of the host's own, possibly without need.
+ * Must not block, and must only signal: of Hob's functions it may call those that release, free or cancel.
+ */
+typedef void (*hob_waker_fn)(void *user_data);
+
+/**
+ * Gives freed memory back to the system. Called on a thread of Hob's made for it, with no lock held; it may block, but must not wait
+ * for an admission.
+ */
+typedef void (*hob_drain_fn)(void *user_data);
+
+/**
+ * Hears a pool's new budget: one call at a time, the newest last. Called inside `hob_pool_set_budget`; must not block or call the pool.
+ */
+typedef void (*hob_budget_fn)(void *user_data, uint64_t budget_bytes);
+
+/**
+ * What a process holds, as `hob_memory_fn` tells it. Bytes. All is 0 when the function is called; it fills what it knows.
+ */
+typedef struct hob_memory {
+  /**
+   * Bytes that this version of the library looks at; do not write beyond.
+   */
+  uint32_t struct_size;
+  /**
+   * 1: `available` is filled.
+   */
+  uint32_t has_available;
+  /**
+   * In use by live data.
+   */
+  uint64_t active;
+  /**
+   * Freed, and not yet given back to the system.
+   */
+  uint64_t cache;
+  /**
+   * The highest `active` so far.
+   */
+  uint64_t peak;
+  /**
+   * What the system could still give.
+   */
+  uint64_t available;
+} hob_memory;
+
+/**
+ * Tells what memory is held now. Called often, on any thread, with the pool's lock held: it must not block and must not call Hob. A few
+ * reads of atomic numbers are right.
+ */
+typedef void (*hob_memory_fn)(void *user_data, struct hob_memory *out_memory);
+
+/**
  * How a pool without an engine is made. Borrowed for the call. Start from HOB_POOL_OPTIONS_INIT.
  */
 typedef struct hob_pool_options {
@@ -1271,13 +1428,40 @@ typedef struct hob_pool_options {
    * Admissions that may wait for room; one more is HOB_BUSY. Default 65,536.
    */
   uint64_t max_waiting;
+  /**
+   * 1: do not call `drain` by itself after each release and failed load; what is cached then takes nobody's room.
+   */
+  uint32_t no_drain_after_release;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
+  /**
+   * How many milliseconds `hob_pool_evict` at most watches `memory` for bytes that come back late; 0 (the default) takes 250.
+   */
+  uint64_t settle_ms;
+  /**
+   * Gives freed memory back to the system; NULL when there is nothing to do.
+   */
+  hob_drain_fn drain;
+  /**
+   * Hears of every new budget; NULL when nobody follows it.
+   */
+  hob_budget_fn budget_changed;
+  /**
+   * Tells the memory that is really held; NULL when nobody measures.
+   */
+  hob_memory_fn memory;
+  /**
+   * The first argument of the three.
+   */
+  void *user_data;
+  /**
+   * Gives `user_data` back when the pool is gone (which may be a little after its last release), also when there never was one; NULL
+   * for nothing to do.
+   */
+  hob_drop_fn drop_user_data;
 } hob_pool_options;
-
-/**
- * Something is ready: call `next` again. Called on one of Hob's threads or inside a call of the host's own, possibly without need.
- * Must not block, and must only signal: of Hob's functions it may call those that release, free or cancel.
- */
-typedef void (*hob_waker_fn)(void *user_data);
 
 /**
  * A token that might have come. This struct does not change.
@@ -1379,6 +1563,15 @@ typedef struct hob_summary {
    * From the call to the end.
    */
   double total_s;
+  /**
+   * Which model answered, as JSON: `model`, `family`, `quantization`, `manifest`, `runtime`. NULL when the request ended before it had
+   * one.
+   */
+  const char *provenance_json;
+  /**
+   * Its bytes.
+   */
+  size_t provenance_json_len;
 } hob_summary;
 
 /**
@@ -1605,7 +1798,7 @@ hob_status hob_buffer_get_view(const struct hob_buffer *buffer,
                                struct hob_error **out_error);
 
 /**
- * A text buffer's NUL-terminated UTF-8. Borrowed from the buffer. NULL for NULL and for vectors. Any thread. (Since 0.1)
+ * A text buffer's NUL-terminated UTF-8. Borrowed from the buffer. NULL for NULL and for numbers. Any thread. (Since 0.1)
  */
 const char *hob_buffer_text(const struct hob_buffer *buffer);
 
@@ -1616,6 +1809,19 @@ const char *hob_buffer_text(const struct hob_buffer *buffer);
 const float *hob_buffer_floats(const struct hob_buffer *buffer,
                                size_t *out_rows,
                                size_t *out_dimensions);
+
+/**
+ * A buffer's token ids: `*out_count` of them (the pointer may be NULL). Borrowed from the buffer. NULL for NULL and for everything
+ * else. Any thread. (Since 0.1)
+ */
+const uint32_t *hob_buffer_ids(const struct hob_buffer *buffer,
+                               size_t *out_count);
+
+/**
+ * Which model vectors come from, as JSON: `model`, `family`, `quantization`, `manifest`, `runtime`, and how it pooled, `pooling`.
+ * Borrowed from the buffer. NULL for NULL and for everything else. Any thread. (Since 0.1)
+ */
+const char *hob_buffer_provenance(const struct hob_buffer *buffer);
 
 /**
  * One more count of the buffer; returns it. NULL is allowed. Any thread. (Since 0.1)
@@ -1711,6 +1917,12 @@ const struct hob_ranked *hob_ranking_items(const struct hob_ranking *ranking,
 int32_t hob_ranking_score_kind(const struct hob_ranking *ranking);
 
 /**
+ * Which model ranked, as JSON: `model`, `family`, `quantization`, `manifest`, `runtime`. Borrowed from the ranking. NULL for NULL. Any
+ * thread. (Since 0.1)
+ */
+const char *hob_ranking_provenance(const struct hob_ranking *ranking);
+
+/**
  * Gives a ranking back. NULL is allowed. Any thread. (Since 0.1)
  */
 void hob_ranking_free(struct hob_ranking *ranking);
@@ -1799,6 +2011,29 @@ hob_status hob_engine_estimate(const struct hob_engine *engine,
                                struct hob_error **out_error);
 
 /**
+ * The device that computes, as JSON: `kind` (`cpu`, `gpu`, `fake`), `name`, `version` (of MLX), `recommended_bytes`. The caller owns one
+ * count of `*out_device`. Never waits. Any thread. (Since 0.1)
+ */
+hob_status hob_engine_device(const struct hob_engine *engine,
+                             struct hob_buffer **out_device,
+                             struct hob_error **out_error);
+
+/**
+ * The verbs that a model serves, as a JSON list (`generate`, `score`, `decide`, `embed`, `rerank`). Reads headers, loads nothing. The
+ * caller owns one count of `*out_verbs`. Any thread. As `hob_engine_inspect`. (Since 0.1)
+ */
+hob_status hob_engine_capabilities(const struct hob_engine *engine,
+                                   const char *model_ref,
+                                   size_t model_len,
+                                   struct hob_buffer **out_verbs,
+                                   struct hob_error **out_error);
+
+/**
+ * Requests that were taken on and are not over. 0 for NULL. Never waits. Any thread. (Since 0.1)
+ */
+size_t hob_engine_requests(const struct hob_engine *engine);
+
+/**
  * Whether requests are served now, as HOB_AVAILABILITY_...: a snapshot, not a promise. Never waits. Any thread. (Since 0.1)
  */
 int32_t hob_engine_availability(const struct hob_engine *engine);
@@ -1868,9 +2103,42 @@ const char *hob_error_name(const struct hob_error *error);
 void hob_error_free(struct hob_error *error);
 
 /**
+ * Subscribes to what happens from now on, holding at most `capacity` unread events; of more the oldest are lost, and how many is told.
+ * The caller owns the handle. NULL for NULL. Any thread. (Since 0.1)
+ */
+struct hob_pool_events *hob_pool_subscribe(const struct hob_pool *pool,
+                                           size_t capacity);
+
+/**
+ * Gets the next event as JSON: an object with `event` (`load_started`, `load_progress`, `loaded`, `load_failed`, `unload_started`,
+ * `unloaded`, `waiting`, ...) and its fields, or with `missed`. `timeout_ms` and the statuses are those of `hob_stream_next`; HOB_END
+ * follows the last event of a closed pool. The caller owns one count of `*out_json`. One thread at a time: another gets HOB_BUSY. Any
+ * thread but Hob's own. (Since 0.1)
+ */
+hob_status hob_pool_events_next(struct hob_pool_events *events,
+                                int64_t timeout_ms,
+                                struct hob_buffer **out_json,
+                                struct hob_error **out_error);
+
+/**
+ * As `hob_stream_set_waker`. (Since 0.1)
+ */
+hob_status hob_pool_events_set_waker(const struct hob_pool_events *events,
+                                     hob_waker_fn waker,
+                                     void *user_data,
+                                     hob_drop_fn drop_user_data,
+                                     struct hob_error **out_error);
+
+/**
+ * Ends a subscription. NULL is allowed. Any thread, also within callbacks; not while another thread waits for its next event.
+ * (Since 0.1)
+ */
+void hob_pool_events_free(struct hob_pool_events *events);
+
+/**
  * For tests: opens an engine on a scripted device without MLX. `models_json` is a list of {"name", "kind" ("chat", "embedder",
- * "reranker"), "bytes", and if wanted "reply", "context", "dimensions", "echo", "kv_bytes_per_token"}; requests name a model by its
- * name, tokens are bytes. Everything else is as `hob_engine_open`. (Since 0.1)
+ * "reranker"), "bytes", and if wanted "reply", "context", "dimensions", "echo", "kv_bytes_per_token", "load_parts", "template"};
+ * requests name a model by its name, tokens are bytes. Everything else is as `hob_engine_open`. (Since 0.1)
  */
 hob_status hob_engine_open_fake(const char *models_json,
                                 size_t models_json_len,
@@ -1890,10 +2158,21 @@ hob_status hob_engine_fake_script(const struct hob_engine *engine,
                                   struct hob_error **out_error);
 
 /**
- * For tests: handles that are with the host now and not given back, counts of shared ones each, over the whole process. Any thread.
- * (Since 0.1)
+ * For tests: 1 makes the next call of this thread into Hob panic inside, as a fault in Hob would; 0 takes that back. Returns 1 when
+ * one was waiting already. The call gives HOB_INTERNAL (0 or NULL without a status), and its handle refuses further calls that have
+ * a status, until it is given back. (Since 0.1)
+ */
+int32_t hob_fake_panic_next(int32_t armed);
+
+/**
+ * Handles that are with the host now and not given back, counts of shared ones each, over the whole process. Any thread. (Since 0.1)
  */
 int64_t hob_live_handles(void);
+
+/**
+ * As `hob_live_handles`, of one kind: HOB_HANDLE_..., which begin with 1 and leave none out. Below 0 for a number that is no kind's. Any thread. (Since 0.1)
+ */
+int64_t hob_live_handles_of(int32_t kind);
 
 /**
  * Writes what HOB_POOL_OPTIONS_INIT writes, for languages without macros. Does nothing for NULL. (Since 0.1)
@@ -1901,7 +2180,7 @@ int64_t hob_live_handles(void);
 void hob_pool_options_init(struct hob_pool_options *options);
 
 /**
- * A pool of the host's own, without an engine. The caller owns one count of `*out_pool`. Any thread. HOB_INVALID_ARGUMENT for a
+ * A pool of the host's own, without an engine. The options' callbacks live as long as the pool. The caller owns one count of `*out_pool`. Any thread. HOB_INVALID_ARGUMENT for a
  * budget of 0, HOB_IO when there is no thread to be had. (Since 0.1)
  */
 hob_status hob_pool_new(const struct hob_pool_options *options,
@@ -1918,6 +2197,17 @@ hob_status hob_pool_begin_use(const struct hob_pool *pool,
                               size_t key_len,
                               uint64_t *out_token,
                               struct hob_error **out_error);
+
+/**
+ * As `hob_pool_begin_use`, with a policy for the countdown after this use only: HOB_IDLE_... (Since 0.1)
+ */
+hob_status hob_pool_begin_use_with(const struct hob_pool *pool,
+                                   const char *key,
+                                   size_t key_len,
+                                   int32_t policy,
+                                   uint32_t seconds,
+                                   uint64_t *out_token,
+                                   struct hob_error **out_error);
 
 /**
  * Ends a use, also of an entry that was taken away meanwhile. Never waits. HOB_ABSENT when no such use is open, which a host's pairing
@@ -1950,6 +2240,25 @@ hob_status hob_pool_forget(const struct hob_pool *pool,
                            size_t key_len,
                            uint64_t *out_bytes,
                            struct hob_error **out_error);
+
+/**
+ * As `hob_pool_forget`, of the entry with that token: for an owner that may already have loaded anew under the same key. (Since 0.1)
+ */
+hob_status hob_pool_forget_token(const struct hob_pool *pool,
+                                 uint64_t token,
+                                 uint64_t *out_bytes,
+                                 struct hob_error **out_error);
+
+/**
+ * As `hob_pool_forget`, then drains, and blocks this thread until that is done or `cancel` (which may be NULL) is cancelled. `*out_freed_bytes`,
+ * which may be NULL, gets the bytes given back. Any thread but Hob's own. HOB_NOT_FOUND, HOB_CANCELLED, HOB_TIMEOUT. (Since 0.1)
+ */
+hob_status hob_pool_forget_and_drain(const struct hob_pool *pool,
+                                     const char *key,
+                                     size_t key_len,
+                                     const struct hob_cancel_token *cancel,
+                                     uint64_t *out_freed_bytes,
+                                     struct hob_error **out_error);
 
 /**
  * Unloads an entry: nobody can hit it from now on, then its release runs. Blocks this thread until that is done, or `cancel` (which
@@ -2068,6 +2377,11 @@ hob_status hob_pool_plan(const struct hob_pool *pool,
                          struct hob_error **out_error);
 
 /**
+ * 1 once the pool is closed or closing (and for NULL). Any thread. (Since 0.1)
+ */
+int32_t hob_pool_is_closed(const struct hob_pool *pool);
+
+/**
  * 1 when so many bytes more could be had now, idle entries given up for them. Changes nothing. 0 for NULL. Any thread. (Since 0.1)
  */
 int32_t hob_pool_has_room(const struct hob_pool *pool,
@@ -2090,7 +2404,15 @@ hob_status hob_pool_pause(const struct hob_pool *pool,
                           struct hob_error **out_error);
 
 /**
- * Lets the waiting admissions go on. Never waits. NULL is allowed. Any thread. (Since 0.1)
+ * The keys of the residents that were quiesced, in order, as a JSON list. The caller owns one count of `*out_keys`. Any thread.
+ * (Since 0.1)
+ */
+hob_status hob_pause_quiesced(const struct hob_pause *pause,
+                              struct hob_buffer **out_keys,
+                              struct hob_error **out_error);
+
+/**
+ * Resumes what was quiesced, the last one first, and lets the waiting admissions go on. Never waits. NULL is allowed. Any thread. (Since 0.1)
  */
 void hob_pause_free(struct hob_pause *pause);
 
@@ -2110,39 +2432,6 @@ void hob_charge_set(struct hob_charge *charge, uint64_t bytes);
  * Takes a charge off the account. NULL is allowed. Any thread. (Since 0.1)
  */
 void hob_charge_free(struct hob_charge *charge);
-
-/**
- * Subscribes to what happens from now on, holding at most `capacity` unread events; of more the oldest are lost, and how many is told.
- * The caller owns the handle. NULL for NULL. Any thread. (Since 0.1)
- */
-struct hob_pool_events *hob_pool_subscribe(const struct hob_pool *pool,
-                                           size_t capacity);
-
-/**
- * Gets the next event as JSON: an object with `event` (`load_started`, `load_progress`, `loaded`, `load_failed`, `unload_started`,
- * `unloaded`, `waiting`, ...) and its fields, or with `missed`. `timeout_ms` and the statuses are those of `hob_stream_next`; HOB_END
- * follows the last event of a closed pool. The caller owns one count of `*out_json`. One thread at a time: another gets HOB_BUSY. Any
- * thread but Hob's own. (Since 0.1)
- */
-hob_status hob_pool_events_next(struct hob_pool_events *events,
-                                int64_t timeout_ms,
-                                struct hob_buffer **out_json,
-                                struct hob_error **out_error);
-
-/**
- * As `hob_stream_set_waker`. (Since 0.1)
- */
-hob_status hob_pool_events_set_waker(const struct hob_pool_events *events,
-                                     hob_waker_fn waker,
-                                     void *user_data,
-                                     hob_drop_fn drop_user_data,
-                                     struct hob_error **out_error);
-
-/**
- * Ends a subscription. NULL is allowed. Any thread, also within callbacks; not while another thread waits for its next event.
- * (Since 0.1)
- */
-void hob_pool_events_free(struct hob_pool_events *events);
 
 /**
  * Closes a pool: admissions in line end with HOB_CLOSED, every entry is taken away and released. Uses stay valid; their memory goes
@@ -2216,10 +2505,79 @@ void hob_stream_cancel(const struct hob_stream *stream);
 void hob_stream_stop(const struct hob_stream *stream);
 
 /**
- * Gives the stream back, and cancels what still runs, without waiting for it. A thread that is inside `hob_stream_next` gets its
- * answer. NULL is allowed. Any thread, also within callbacks. (Since 0.1)
+ * Gives the stream back, and cancels what still runs, without waiting for it. A thread that is inside `hob_stream_next` gets an error
+ * or HOB_END, and must not call it again; to end a stream that another thread may be about to read, use `hob_stream_cancel`, and let the
+ * reader free it. NULL is allowed. Any thread, also within callbacks. (Since 0.1)
  */
 void hob_stream_free(struct hob_stream *stream);
+
+/**
+ * Reads a model's tokenizer and chat template; loads no weights. Keep it: reading a large vocabulary takes a while. The caller owns
+ * one count of `*out_tokenizer`. Any thread. HOB_NOT_FOUND, HOB_BAD_MODEL, HOB_UNSUPPORTED, HOB_IO. (Since 0.1)
+ */
+hob_status hob_engine_tokenizer(const struct hob_engine *engine,
+                                const char *model_ref,
+                                size_t model_len,
+                                struct hob_tokenizer **out_tokenizer,
+                                struct hob_error **out_error);
+
+/**
+ * Turns a text into token ids. `add_special` 1 adds the special tokens that the tokenizer puts around a text; `parse_special` 1 takes
+ * special tokens that are written in the text as such, which is wrong for text of users. The caller owns one count of `*out_ids`:
+ * `hob_buffer_ids`. Any thread. HOB_INVALID_ARGUMENT. (Since 0.1)
+ */
+hob_status hob_tokenizer_encode(const struct hob_tokenizer *tokenizer,
+                                const char *text,
+                                size_t text_len,
+                                int32_t add_special,
+                                int32_t parse_special,
+                                struct hob_buffer **out_ids,
+                                struct hob_error **out_error);
+
+/**
+ * Turns token ids into text; `skip_special` 1 leaves special tokens out. Ids outside the vocabulary are left out too. The text may hold
+ * NULs: the view of the buffer tells its length. The caller owns one count of `*out_text`. Any thread. HOB_INVALID_ARGUMENT. (Since 0.1)
+ */
+hob_status hob_tokenizer_decode(const struct hob_tokenizer *tokenizer,
+                                const uint32_t *ids,
+                                size_t id_count,
+                                int32_t skip_special,
+                                struct hob_buffer **out_text,
+                                struct hob_error **out_error);
+
+/**
+ * Renders a conversation by the model's chat template: `*out_text` gets the text, `*out_ids` the tokens as `hob_engine_generate` would
+ * feed them (no text of a message becomes a special token there). Either may be NULL. `messages_json` and `render_json` are those of
+ * `hob_generate_options`. The caller owns one count of each. Any thread. HOB_INVALID_ARGUMENT (also for a conversation that the template
+ * refuses), HOB_UNSUPPORTED when the model has no template, HOB_BAD_MODEL. (Since 0.1)
+ */
+hob_status hob_tokenizer_render(const struct hob_tokenizer *tokenizer,
+                                const char *messages_json,
+                                size_t messages_json_len,
+                                const char *render_json,
+                                size_t render_json_len,
+                                struct hob_buffer **out_text,
+                                struct hob_buffer **out_ids,
+                                struct hob_error **out_error);
+
+/**
+ * What the tokenizer and the template say of themselves, as JSON: `vocab_size`, `max_length`, `bos_id`, `pad_id`, `unk_id`, `eos_ids`,
+ * `chat_template` (its source), `format` (which marks of calls and reasoning it uses; see `hob_generate_options`). The caller owns one
+ * count of `*out_info`. Any thread. (Since 0.1)
+ */
+hob_status hob_tokenizer_info(const struct hob_tokenizer *tokenizer,
+                              struct hob_buffer **out_info,
+                              struct hob_error **out_error);
+
+/**
+ * One more count of the tokenizer; returns it. NULL is allowed. Any thread. (Since 0.1)
+ */
+struct hob_tokenizer *hob_tokenizer_retain(struct hob_tokenizer *tokenizer);
+
+/**
+ * Gives one count back. NULL is allowed. Any thread. (Since 0.1)
+ */
+void hob_tokenizer_release(struct hob_tokenizer *tokenizer);
 
 /**
  * The library's version as text, such as `0.1.0`. Static. Any thread. (Since 0.1)
@@ -2260,7 +2618,7 @@ hob_status hob_abi_check(uint32_t header_abi_version,
 #define HOB_GENERATE_OPTIONS_INIT \
   { (uint32_t)sizeof(hob_generate_options), -1, NULL, HOB_NUL_TERMINATED, NULL, HOB_NUL_TERMINATED, NULL, \
     HOB_NUL_TERMINATED, NULL, 0, NULL, HOB_NUL_TERMINATED, HOB_UNLIMITED, NULL, 0, 0, 0, 0.0f, 0, 1.0f, 0.0f, 1.0f, 64, \
-    HOB_TRUNCATE_ERROR, 1, 0, 1, 0, NULL }
+    HOB_TRUNCATE_ERROR, 1, 0, 1, 0, NULL, NULL, 0 }
 #define HOB_EMBED_OPTIONS_INIT \
   { (uint32_t)sizeof(hob_embed_options), HOB_AUTO, NULL, HOB_NUL_TERMINATED, NULL, 0, NULL, HOB_NUL_TERMINATED, 0, \
     HOB_TRUNCATE_ERROR, 0, NULL }
@@ -2271,10 +2629,11 @@ hob_status hob_abi_check(uint32_t header_abi_version,
   { (uint32_t)sizeof(hob_decide_options), HOB_DECISION_CHOICE, NULL, HOB_NUL_TERMINATED, NULL, HOB_NUL_TERMINATED, NULL, \
     HOB_NUL_TERMINATED, NULL, HOB_NUL_TERMINATED, NULL, 0, NULL }
 #define HOB_POOL_OPTIONS_INIT \
-  { (uint32_t)sizeof(hob_pool_options), HOB_IDLE_DEFAULT, 0, HOB_NO_ROOM_DEFAULT, 0, 0, 65536 }
+  { (uint32_t)sizeof(hob_pool_options), HOB_IDLE_DEFAULT, 0, HOB_NO_ROOM_DEFAULT, 0, 0, 65536, 0, 0, 0, NULL, NULL, NULL, \
+    NULL, NULL }
 #define HOB_ADMIT_OPTIONS_INIT \
   { (uint32_t)sizeof(hob_admit_options), HOB_NO_ROOM_DEFAULT, NULL, HOB_NUL_TERMINATED, 0, NULL, 0, HOB_IDLE_DEFAULT, 0, \
-    HOB_IDLE_DEFAULT, 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL }
+    HOB_IDLE_DEFAULT, 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 
 /* Results that the caller provides. */
 #define HOB_BUFFER_VIEW_INIT { (uint32_t)sizeof(hob_buffer_view), 0, NULL, 0, 0, NULL, NULL }

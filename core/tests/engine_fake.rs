@@ -81,6 +81,13 @@ fn max_tokens_0_is_an_empty_result_with_reason_length() {
 }
 
 #[test]
+fn max_tokens_beyond_any_number_of_tokens_are_no_limit() {
+    let mut request = ask("chat");
+    request.max_tokens = Some(usize::MAX);
+    assert_eq!(answer(&engine(&device(), 1 << 30), request).unwrap().summary.finish, Finish::Stop);
+}
+
+#[test]
 fn max_tokens_ends_with_reason_length() {
     let mut request = ask("chat");
     request.max_tokens = Some(4);

@@ -16,7 +16,7 @@
 #define HOB_GENERATE_OPTIONS_INIT \
   { (uint32_t)sizeof(hob_generate_options), -1, NULL, HOB_NUL_TERMINATED, NULL, HOB_NUL_TERMINATED, NULL, \
     HOB_NUL_TERMINATED, NULL, 0, NULL, HOB_NUL_TERMINATED, HOB_UNLIMITED, NULL, 0, 0, 0, 0.0f, 0, 1.0f, 0.0f, 1.0f, 64, \
-    HOB_TRUNCATE_ERROR, 1, 0, 1, 0, NULL }
+    HOB_TRUNCATE_ERROR, 1, 0, 1, 0, NULL, NULL, 0 }
 #define HOB_EMBED_OPTIONS_INIT \
   { (uint32_t)sizeof(hob_embed_options), HOB_AUTO, NULL, HOB_NUL_TERMINATED, NULL, 0, NULL, HOB_NUL_TERMINATED, 0, \
     HOB_TRUNCATE_ERROR, 0, NULL }
@@ -27,10 +27,11 @@
   { (uint32_t)sizeof(hob_decide_options), HOB_DECISION_CHOICE, NULL, HOB_NUL_TERMINATED, NULL, HOB_NUL_TERMINATED, NULL, \
     HOB_NUL_TERMINATED, NULL, HOB_NUL_TERMINATED, NULL, 0, NULL }
 #define HOB_POOL_OPTIONS_INIT \
-  { (uint32_t)sizeof(hob_pool_options), HOB_IDLE_DEFAULT, 0, HOB_NO_ROOM_DEFAULT, 0, 0, 65536 }
+  { (uint32_t)sizeof(hob_pool_options), HOB_IDLE_DEFAULT, 0, HOB_NO_ROOM_DEFAULT, 0, 0, 65536, 0, 0, 0, NULL, NULL, NULL, \
+    NULL, NULL }
 #define HOB_ADMIT_OPTIONS_INIT \
   { (uint32_t)sizeof(hob_admit_options), HOB_NO_ROOM_DEFAULT, NULL, HOB_NUL_TERMINATED, 0, NULL, 0, HOB_IDLE_DEFAULT, 0, \
-    HOB_IDLE_DEFAULT, 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL }
+    HOB_IDLE_DEFAULT, 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 
 /* Results that the caller provides. */
 #define HOB_BUFFER_VIEW_INIT { (uint32_t)sizeof(hob_buffer_view), 0, NULL, 0, 0, NULL, NULL }

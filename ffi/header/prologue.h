@@ -24,7 +24,8 @@
  * each count (a new handle is one count, _retain adds one). NULL is allowed in all three and does nothing. "Borrowed" means that it
  * belongs to something else and is valid for as long as is said. What is passed in is borrowed for the call, except callbacks.
  * Handles keep alive what they need, so the order in which they are given back is free, on any thread. Giving back never waits for
- * work. Nothing must be called before the process exits. A handle that was given back must not be used again, as in all of C.
+ * work. Nothing must be called before the process exits. A handle that was given back must not be used again, as in all of C. A live
+ * handle of another kind (which a cast or another language may pass) is refused with HOB_INVALID_ARGUMENT, or taken for NULL.
  *
  * Texts. Pointer and length in bytes of UTF-8; HOB_NUL_TERMINATED as length takes the text up to its NUL. Texts that come out are
  * NUL-terminated.
@@ -45,7 +46,8 @@
  * == Threads ==
  *
  *   hob_engine, hob_pool, hob_cancel_token   any thread, several at once
- *   hob_buffer, hob_ranking, hob_error       any thread, several at once (they do not change)
+ *   hob_buffer, hob_ranking, hob_error,
+ *   hob_tokenizer                            any thread, several at once (they do not change)
  *   hob_stream, hob_pool_events              next: one thread at a time (another gets HOB_BUSY); the rest: any thread
  *   hob_pause, hob_charge                    any thread, one at a time
  *   hob_load_context                         within its callback

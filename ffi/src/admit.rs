@@ -4,11 +4,11 @@ use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hob::pool::{Admission, Admitted, LoadContext, Loaded, Origin, Token, unblock};
-use hob::{BoxFuture, CancelReason, ErrorKind, Result};
+use hob::pool::{Admission, Admitted, LoadContext, Loaded, Origin, Quiesce, Token, unblock};
+use hob::{BoxFuture, CancelReason, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
-use crate::boundary::{enter_shared, quiet};
+use crate::boundary::{calm, enter_shared, quiet};
 use crate::cancel::hob_cancel_token;
 use crate::error::{HOB_CANCELLED, HOB_OK, HOB_TIMEOUT, hob_error, hob_status, of_callback};
 use crate::pool::{PoolInner, hob_pool};
@@ -38,11 +38,19 @@ unsafe fn loading<'a>(context: *const hob_load_context) -> Option<&'a Loading> {
 pub type hob_load_fn = Option<unsafe extern "C" fn(user_data: *mut c_void, context: *const hob_load_context) -> hob_status>;
 
 /// Lets go of the resident that was loaded under `token`. Called at most once, on a thread of Hob's made for it; it may block, but must
-/// not wait for an admission. Returns HOB_OK; anything else is told to who asked, and the entry is gone all the same.
+/// not wait for an admission, for its own key's end, or for the close of the pool. Returns HOB_OK; anything else is told to who asked, and the entry is gone all the same.
 pub type hob_release_fn = Option<unsafe extern "C" fn(user_data: *mut c_void, token: u64) -> hob_status>;
 
 /// Finds out the cost of a load in bytes. Called at most once, before the load and only when one is needed; otherwise as a load.
 pub type hob_estimate_fn = Option<unsafe extern "C" fn(user_data: *mut c_void, out_bytes: *mut u64) -> hob_status>;
+
+/// Stops a resident's work while its pool is paused: starts nothing more, and returns when what runs has ended. Called on a thread of
+/// Hob's made for it; it may block, but must not wait for an admission. Returns HOB_OK; anything else fails the pause with HOB_CALLBACK.
+pub type hob_quiesce_fn = Option<unsafe extern "C" fn(user_data: *mut c_void) -> hob_status>;
+
+/// Undoes a quiesce, also one that failed or was given up half-way. Called on the thread that ends the pause, possibly after the
+/// resident was released; must not block.
+pub type hob_resume_fn = Option<unsafe extern "C" fn(user_data: *mut c_void)>;
 
 /// The admission's token: keep the resident under it. 0 for NULL. (Since 0.1)
 #[unsafe(no_mangle)]
@@ -84,9 +92,10 @@ pub unsafe extern "C" fn hob_load_context_set_measured(context: *const hob_load_
     });
 }
 
-/// A request for residency. Borrowed for the call; `user_data` is shared by the three callbacks, and `drop_user_data` is called once,
-/// when none of them can be called any more: after the release, or before the call returns when there was nothing to load (also when
-/// the call fails). Start from HOB_ADMIT_OPTIONS_INIT.
+/// A request for residency. Borrowed for the call; `user_data` is shared by the callbacks, and `drop_user_data` is called once, when none
+/// of them can be called any more: after the release (and after the end of a pause that quiesced the resident), or before the call
+/// returns when there was nothing to load, also when the call fails (unless `struct_size` is wrong: nothing is read then). Start from
+/// HOB_ADMIT_OPTIONS_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct hob_admit_options {
@@ -130,6 +139,10 @@ pub struct hob_admit_options {
     pub user_data: *mut c_void,
     /// Gives `user_data` back; NULL for nothing to do.
     pub drop_user_data: hob_drop_fn,
+    /// Quiesces while the pool is paused; NULL when a pause does not concern the resident.
+    pub quiesce: hob_quiesce_fn,
+    /// Undoes that; NULL for nothing to do.
+    pub resume: hob_resume_fn,
 }
 
 // SAFETY: repr(C), begins with its size, no padding; a callback's pattern of bits is a pointer of the host's.
@@ -157,6 +170,8 @@ unsafe impl Sized32 for hob_admit_options {
             estimate: None,
             user_data: std::ptr::null_mut(),
             drop_user_data: None,
+            quiesce: None,
+            resume: None,
         }
     }
 }
@@ -208,24 +223,29 @@ pub unsafe extern "C" fn hob_pool_admit(
     out_admitted: *mut hob_admitted,
     out_error: *mut *mut hob_error,
 ) -> hob_status {
+    // What the host lent is given back, whatever happens: so it is taken before anything can fail.
+    // SAFETY: as the header asks.
+    let data = calm(None, || {
+        let given = unsafe { raw::peek_sized(options) };
+        Some(Arc::new(UserData::new(given.user_data, given.drop_user_data)))
+    });
     // SAFETY: as the header asks.
     unsafe {
-        enter_shared(pool, "pool", out_error, |inner: &PoolInner| {
+        let status = enter_shared(pool, "pool", out_error, |inner: &PoolInner| {
+            let Some(data) = &data else { return Err(Error::new(ErrorKind::Internal, "the options could not be read")) };
             if options.is_null() {
                 return Err(raw::null("options"));
             }
             let given = raw::read_sized(options)?;
-            // From here on the data is given back, whatever happens.
-            let data = Arc::new(UserData::new(given.user_data, given.drop_user_data));
             let in_use = flag("in_use", given.in_use)?;
             if !out_admitted.is_null() {
                 raw::write_sized(out_admitted, hob_admitted::init())?;
             } else if in_use {
                 return Err(raw::null("out_admitted of an admission in use"));
             }
-            let admission = admission(inner, &given, &data, in_use)?;
+            let admission = admission(inner, &given, data, in_use)?;
             let Some(load) = given.load else { return Err(raw::null("load")) };
-            let (loads, releases, release) = (Arc::clone(&data), data, given.release);
+            let (loads, releases, release) = (Arc::clone(data), Arc::clone(data), given.release);
             let admitted = inner.pool.admit_boxed(
                 admission,
                 Box::new(move |context: LoadContext| run_load(load, loads, context)),
@@ -237,13 +257,15 @@ pub unsafe extern "C" fn hob_pool_admit(
                 raw::write_sized(out_admitted, answer)?;
             }
             Ok(HOB_OK)
-        })
+        });
+        calm((), || drop(data));
+        status
     }
 }
 
 unsafe fn admission(inner: &PoolInner, given: &hob_admit_options, data: &Arc<UserData>, in_use: bool) -> Result<Admission> {
     // SAFETY: as the header asks.
-    let (key, cancel) = unsafe { (crate::pool::key(given.key, given.key_len)?, wait::token(given.cancel)) };
+    let (key, cancel) = unsafe { (crate::pool::key(given.key, given.key_len)?, wait::token(given.cancel)?) };
     let mut admission = match given.estimate {
         None => Admission::new(key, given.cost_bytes),
         Some(estimate) => {
@@ -265,6 +287,9 @@ unsafe fn admission(inner: &PoolInner, given: &hob_admit_options, data: &Arc<Use
     }
     if flag("replace", given.replace)? {
         admission = admission.replace();
+    }
+    if given.quiesce.is_some() || given.resume.is_some() {
+        admission = admission.quiesce(Arc::new(HostQuiesce { stop: given.quiesce, go_on: given.resume, data: Arc::clone(data) }));
     }
     if let Some(policy) = no_room(given.no_room)? {
         admission = admission.no_room(policy);
@@ -337,6 +362,31 @@ fn run_estimate(
         checked("the estimate callback", unsafe { estimate(data.pointer(), &raw mut bytes) })?;
         Ok(bytes)
     })
+}
+
+/// A host's pair of callbacks around a pause.
+struct HostQuiesce {
+    stop: hob_quiesce_fn,
+    go_on: hob_resume_fn,
+    data: Arc<UserData>,
+}
+
+impl Quiesce for HostQuiesce {
+    fn quiesce(&self) -> BoxFuture<'static, Result<()>> {
+        let Some(stop) = self.stop else { return Box::pin(async { Ok(()) }) };
+        let data = Arc::clone(&self.data);
+        unblock(move || {
+            // SAFETY: the host gave the pair.
+            checked("the quiesce callback", unsafe { stop(data.pointer()) })
+        })
+    }
+
+    fn resume(&self) {
+        if let Some(go_on) = self.go_on {
+            // SAFETY: the host gave the pair.
+            unsafe { go_on(self.data.pointer()) };
+        }
+    }
 }
 
 // What the callbacks return becomes this kind; kept beside them, so that a change is seen.

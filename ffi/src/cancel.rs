@@ -16,7 +16,7 @@ pub struct hob_cancel_token {
     _opaque: [u8; 0],
 }
 
-castable!(hob_cancel_token => CancelToken, Counted);
+castable!(hob_cancel_token => CancelToken, Counted, crate::handle::HOB_HANDLE_CANCEL_TOKEN);
 
 fn give(token: CancelToken) -> *mut hob_cancel_token {
     raw::give_counted(Arc::new(Held::new(token)))

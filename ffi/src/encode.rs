@@ -1,6 +1,6 @@
 //! embed, rerank, decide, score: requests with one answer.
 
-use std::ffi::c_char;
+use std::ffi::{CString, c_char};
 
 use hob::Result;
 use hob::engine::{Answer, DecideRequest, Decision, EmbedRequest, Normalize, RerankRequest, ScoreKind, ScoreRequest, Timings};
@@ -76,6 +76,13 @@ pub unsafe extern "C" fn hob_embed_options_init(options: *mut hob_embed_options)
     quiet((), || unsafe { raw::write(options, hob_embed_options::init()) });
 }
 
+#[derive(Serialize)]
+struct EmbeddedJson<'a> {
+    #[serde(flatten)]
+    provenance: &'a Provenance,
+    pooling: &'a str,
+}
+
 /// Turns texts into vectors, in the order given, and blocks this thread until they are there. The caller owns one count of
 /// `*out_vectors`; `hob_buffer_floats` reads it without a copy. `out_usage` may be NULL. Any thread but Hob's own.
 /// HOB_INVALID_ARGUMENT (a text that is too long too, with its index and both numbers), HOB_UNSUPPORTED when the model does not embed,
@@ -109,7 +116,9 @@ pub unsafe extern "C" fn hob_engine_embed(
             wanted.options = request(given.request)?;
             let vectors = block(None, inner.engine.embed(wanted))?;
             write_usage(out_usage, vectors.prompt_tokens, vectors.dropped_tokens, &vectors.timings)?;
-            done(out_vectors, buffer::rows(vectors.data, vectors.dimensions))
+            let provenance = EmbeddedJson { provenance: &vectors.provenance, pooling: &vectors.pooling };
+            let provenance = buffer::json_text(&provenance)?;
+            done(out_vectors, buffer::rows(vectors.data, vectors.dimensions, provenance))
         })
     }
 }
@@ -203,9 +212,10 @@ pub struct hob_ranking {
 pub(crate) struct RankingInner {
     items: Vec<hob_ranked>,
     score_kind: i32,
+    provenance: CString,
 }
 
-castable!(hob_ranking => RankingInner, Boxed);
+castable!(hob_ranking => RankingInner, Boxed, crate::handle::HOB_HANDLE_RANKING);
 
 /// Orders documents by how well they answer a query, and blocks this thread until that is done. The caller owns `*out_ranking`.
 /// `out_usage` may be NULL. Any thread but Hob's own. Errors as `hob_engine_embed`. (Since 0.1)
@@ -244,7 +254,8 @@ pub unsafe extern "C" fn hob_engine_rerank(
                 ScoreKind::Normalized => HOB_SCORE_NORMALIZED,
                 ScoreKind::Cosine => HOB_SCORE_COSINE,
             };
-            done(out_ranking, raw::give_boxed(Held::new(RankingInner { items: items.collect(), score_kind })))
+            let provenance = buffer::json_text(&*ranking.provenance)?;
+            done(out_ranking, raw::give_boxed(Held::new(RankingInner { items: items.collect(), score_kind, provenance })))
         })
     }
 }
@@ -265,6 +276,14 @@ pub unsafe extern "C" fn hob_ranking_items(ranking: *const hob_ranking, out_coun
 pub unsafe extern "C" fn hob_ranking_score_kind(ranking: *const hob_ranking) -> i32 {
     // SAFETY: as the header asks.
     quiet(HOB_SCORE_NORMALIZED, || unsafe { raw::borrow(ranking) }.map_or(HOB_SCORE_NORMALIZED, |ranking| ranking.score_kind))
+}
+
+/// Which model ranked, as JSON: `model`, `family`, `quantization`, `manifest`, `runtime`. Borrowed from the ranking. NULL for NULL. Any
+/// thread. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_ranking_provenance(ranking: *const hob_ranking) -> *const c_char {
+    // SAFETY: as the header asks.
+    quiet(nothing(), || unsafe { raw::borrow(ranking) }.map_or(nothing(), |ranking| ranking.provenance.as_ptr().cast_mut()))
 }
 
 /// Gives a ranking back. NULL is allowed. Any thread. (Since 0.1)

@@ -12,7 +12,7 @@ use hob::options::Limits;
 use hob::pool::{PoolEvent, Received};
 use hob::{CancelToken, Error, ErrorKind, IdlePolicy, Key, Kind, NoRoom};
 
-use crate::boundary::{done, enter_shared, guard, out, quiet};
+use crate::boundary::{calm, done, enter_shared, guard, out, quiet};
 use crate::buffer::{self, hob_buffer};
 use crate::cancel::hob_cancel_token;
 use crate::error::{HOB_OK, hob_error, hob_status, nothing, of_callback};
@@ -33,7 +33,7 @@ pub(crate) struct EngineInner {
     pub(crate) fake: Option<FakeDevice>,
 }
 
-castable!(hob_engine => EngineInner, Counted);
+castable!(hob_engine => EngineInner, Counted, crate::handle::HOB_HANDLE_ENGINE);
 
 /// How an engine is made. Borrowed for the call. Start from HOB_ENGINE_OPTIONS_INIT.
 #[repr(C)]
@@ -223,7 +223,7 @@ pub unsafe extern "C" fn hob_engine_load(
                 (None, None) => Err(Error::new(ErrorKind::Internal, "a load ended without a result")),
             }
         });
-        quiet((), || drop(data));
+        calm((), || drop(data));
         status
     }
 }
@@ -323,6 +323,49 @@ pub const HOB_AVAILABILITY_QUARANTINED: i32 = 2;
 /// Availability: the engine is closed (or the handle NULL).
 pub const HOB_AVAILABILITY_CLOSED: i32 = 3;
 
+/// The device that computes, as JSON: `kind` (`cpu`, `gpu`, `fake`), `name`, `version` (of MLX), `recommended_bytes`. The caller owns one
+/// count of `*out_device`. Never waits. Any thread. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_engine_device(
+    engine: *const hob_engine,
+    out_device: *mut *mut hob_buffer,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe {
+        enter_shared(engine, "engine", out_error, |inner: &EngineInner| {
+            out(out_device, "out_device")?;
+            done(out_device, buffer::json(inner.engine.device())?)
+        })
+    }
+}
+
+/// The verbs that a model serves, as a JSON list (`generate`, `score`, `decide`, `embed`, `rerank`). Reads headers, loads nothing. The
+/// caller owns one count of `*out_verbs`. Any thread. As `hob_engine_inspect`. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_engine_capabilities(
+    engine: *const hob_engine,
+    model_ref: *const c_char,
+    model_len: usize,
+    out_verbs: *mut *mut hob_buffer,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe {
+        enter_shared(engine, "engine", out_error, |inner: &EngineInner| {
+            out(out_verbs, "out_verbs")?;
+            done(out_verbs, buffer::json(&inner.engine.capabilities(model(model_ref, model_len)?)?)?)
+        })
+    }
+}
+
+/// Requests that were taken on and are not over. 0 for NULL. Never waits. Any thread. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_engine_requests(engine: *const hob_engine) -> usize {
+    // SAFETY: as the header asks.
+    quiet(0, || unsafe { raw::borrow(engine) }.map_or(0, |inner| inner.engine.requests()))
+}
+
 /// Whether requests are served now, as HOB_AVAILABILITY_...: a snapshot, not a promise. Never waits. Any thread. (Since 0.1)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hob_engine_availability(engine: *const hob_engine) -> i32 {
@@ -361,7 +404,7 @@ pub unsafe extern "C" fn hob_engine_pause(
     unsafe {
         enter_shared(engine, "engine", out_error, |inner: &EngineInner| {
             out(out_pause, "out_pause")?;
-            let paused = block(wait::token(cancel).as_ref(), inner.engine.pause())?;
+            let paused = block(wait::token(cancel)?.as_ref(), inner.engine.pause())?;
             done(out_pause, raw::give_boxed(Held::new(paused)))
         })
     }
@@ -399,7 +442,7 @@ pub unsafe extern "C" fn hob_engine_close_and_wait(
     // SAFETY: as the header asks.
     unsafe {
         enter_shared(engine, "engine", out_error, |inner: &EngineInner| {
-            block(wait::token(cancel).as_ref(), inner.engine.close_and_wait())?;
+            block(wait::token(cancel)?.as_ref(), inner.engine.close_and_wait())?;
             Ok(HOB_OK)
         })
     }

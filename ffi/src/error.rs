@@ -65,7 +65,7 @@ pub(crate) struct ErrorText {
     message: CString,
 }
 
-castable!(hob_error => ErrorText, Boxed);
+castable!(hob_error => ErrorText, Boxed, crate::handle::HOB_HANDLE_ERROR);
 
 impl hob_error {
     pub(crate) fn give(error: &Error) -> *mut Self {

@@ -1,4 +1,4 @@
-//! Scripted engines for a host's own tests, and the count of live handles.
+//! Scripted engines and scripted faults, for a host's own tests.
 
 use std::ffi::c_char;
 
@@ -8,10 +8,10 @@ use hob::model::ModelKind;
 use hob::{Error, ErrorKind, Result};
 use serde::Deserialize;
 
-use crate::boundary::{done, enter_shared, guard, out, quiet};
+use crate::boundary::{done, enter_shared, guard, out, panic_next};
 use crate::engine::{EngineInner, engine_options, give, hob_engine, hob_engine_options};
 use crate::error::{HOB_OK, hob_error, hob_status};
-use crate::raw::{self, Castable};
+use crate::raw;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -24,6 +24,8 @@ struct ModelJson {
     dimensions: Option<usize>,
     echo: Option<bool>,
     kv_bytes_per_token: Option<u64>,
+    load_parts: Option<u16>,
+    template: Option<String>,
 }
 
 impl From<ModelJson> for FakeModel {
@@ -34,13 +36,15 @@ impl From<ModelJson> for FakeModel {
         model.dimensions = json.dimensions.unwrap_or(model.dimensions);
         model.echo = json.echo.unwrap_or(model.echo);
         model.kv_bytes_per_token = json.kv_bytes_per_token.unwrap_or(model.kv_bytes_per_token);
+        model.load_parts = json.load_parts.unwrap_or(model.load_parts);
+        model.template = json.template;
         model
     }
 }
 
 /// For tests: opens an engine on a scripted device without MLX. `models_json` is a list of {"name", "kind" ("chat", "embedder",
-/// "reranker"), "bytes", and if wanted "reply", "context", "dimensions", "echo", "kv_bytes_per_token"}; requests name a model by its
-/// name, tokens are bytes. Everything else is as `hob_engine_open`. (Since 0.1)
+/// "reranker"), "bytes", and if wanted "reply", "context", "dimensions", "echo", "kv_bytes_per_token", "load_parts", "template"};
+/// requests name a model by its name, tokens are bytes. Everything else is as `hob_engine_open`. (Since 0.1)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hob_engine_open_fake(
     models_json: *const c_char,
@@ -56,6 +60,12 @@ pub unsafe extern "C" fn hob_engine_open_fake(
             let json = raw::text(models_json, models_json_len, "models_json")?;
             let models: Vec<ModelJson> = serde_json::from_str(json)
                 .map_err(|error| Error::new(ErrorKind::InvalidArgument, format!("models_json: {error}")))?;
+            if let Some(at) = models.iter().position(|model| model.dimensions == Some(0)) {
+                return Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    format!("models_json: the model at {at} has 0 dimensions; give more"),
+                ));
+            }
             let device = FakeDevice::new(models.into_iter().map(Into::into).collect());
             let engine = Engine::open_fake(device.clone(), engine_options(options)?)?;
             done(out_engine, give(engine, Some(device)))
@@ -73,6 +83,8 @@ pub const HOB_FAKE_WAIT: i32 = 3;
 pub const HOB_FAKE_FAIL: i32 = 4;
 /// At a point of a scripted device: the next arrival panics.
 pub const HOB_FAKE_PANIC: i32 = 5;
+/// At a point of a scripted device: the next arrival fails with HOB_OUT_OF_MEMORY.
+pub const HOB_FAKE_OUT_OF_MEMORY: i32 = 6;
 
 /// For tests: scripts what the device of `hob_engine_open_fake` does at a point: `load`, `load_end`, `load_step`, `prefill`, `step`,
 /// `score`, `embed`, `rerank`, `unload`, `drain`. `action` is HOB_FAKE_... Any thread. HOB_INVALID_ARGUMENT, HOB_UNSUPPORTED for any
@@ -101,6 +113,7 @@ pub unsafe extern "C" fn hob_engine_fake_script(
                 HOB_FAKE_WAIT => device.wait_until_held(point),
                 HOB_FAKE_FAIL => device.fail_next(point, Fault::Error(ErrorKind::Backend)),
                 HOB_FAKE_PANIC => device.fail_next(point, Fault::Panic),
+                HOB_FAKE_OUT_OF_MEMORY => device.fail_next(point, Fault::Error(ErrorKind::OutOfMemory)),
                 other => return Err(crate::request::unknown("action", other)),
             }
             Ok(HOB_OK)
@@ -124,22 +137,10 @@ fn point_of(name: &str) -> Result<Point> {
     })
 }
 
-/// For tests: handles that are with the host now and not given back, counts of shared ones each, over the whole process. Any thread.
-/// (Since 0.1)
+/// For tests: 1 makes the next call of this thread into Hob panic inside, as a fault in Hob would; 0 takes that back. Returns 1 when
+/// one was waiting already. The call gives HOB_INTERNAL (0 or NULL without a status), and its handle refuses further calls that have
+/// a status, until it is given back. (Since 0.1)
 #[unsafe(no_mangle)]
-pub extern "C" fn hob_live_handles() -> i64 {
-    use std::sync::atomic::Ordering::Relaxed;
-    let counts = [
-        crate::error::hob_error::live(),
-        crate::cancel::hob_cancel_token::live(),
-        crate::buffer::hob_buffer::live(),
-        crate::engine::hob_engine::live(),
-        crate::stream::hob_stream::live(),
-        crate::encode::hob_ranking::live(),
-        crate::pool::hob_pool::live(),
-        crate::pool::hob_pause::live(),
-        crate::pool::hob_charge::live(),
-        crate::pool::hob_pool_events::live(),
-    ];
-    quiet(0, || counts.iter().map(|count| count.load(Relaxed)).sum())
+pub extern "C" fn hob_fake_panic_next(armed: i32) -> i32 {
+    i32::from(panic_next(armed != 0))
 }

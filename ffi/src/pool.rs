@@ -1,23 +1,22 @@
 //! Pools: looking, marks, letting go, events.
 
 use std::ffi::{c_char, c_void};
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hob::engine::Engine;
-use hob::pool::{EventStream, ExternalCharge, Paused, Plan, Reclaimed, Token};
+use hob::pool::{ExternalCharge, MemoryProbe, MemoryReading, Paused, Plan, Reclaimed, Token, unblock};
 use hob::{Error, ErrorKind, IdlePolicy, Key, Kind, NoRoom, Pool, PoolOptions, Result};
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use crate::boundary::{done, enter_shared, guard, out, quiet};
+use crate::boundary::{calm, done, enter, enter_shared, guard, out, quiet};
 use crate::buffer::{self, hob_buffer};
 use crate::cancel::hob_cancel_token;
-use crate::error::{ErrorJson, HOB_ABSENT, HOB_END, HOB_OK, HOB_WOULD_BLOCK, hob_error, hob_status, nothing};
+use crate::error::{ErrorJson, HOB_ABSENT, HOB_OK, hob_error, hob_status, nothing};
 use crate::raw::{self, Boxed, Counted, Held, Sized32, castable};
-use crate::request::{idle, no_room, size};
-use crate::wait::{self, Signal, UserData, block, hob_drop_fn, hob_waker_fn, host_waker};
+use crate::request::{flag, idle, no_room, size};
+use crate::wait::{self, UserData, block, hob_drop_fn};
 
 /// One memory budget for models and a host's own residents. Any thread, also several at once. Shared: `hob_pool_retain` and
 /// `hob_pool_release`. An engine's pool keeps its engine alive. Keys are texts of the form `kind:id`: `chat:`, `embedder:` and
@@ -31,7 +30,7 @@ pub(crate) struct PoolInner {
     pub(crate) engine: Option<Engine>,
 }
 
-castable!(hob_pool => PoolInner, Counted);
+castable!(hob_pool => PoolInner, Counted, crate::handle::HOB_HANDLE_POOL);
 
 /// How a pool without an engine is made. Borrowed for the call. Start from HOB_POOL_OPTIONS_INIT.
 #[repr(C)]
@@ -51,6 +50,106 @@ pub struct hob_pool_options {
     pub physical_limit_bytes: u64,
     /// Admissions that may wait for room; one more is HOB_BUSY. Default 65,536.
     pub max_waiting: u64,
+    /// 1: do not call `drain` by itself after each release and failed load; what is cached then takes nobody's room.
+    pub no_drain_after_release: u32,
+    /// 0.
+    pub reserved: u32,
+    /// How many milliseconds `hob_pool_evict` at most watches `memory` for bytes that come back late; 0 (the default) takes 250.
+    pub settle_ms: u64,
+    /// Gives freed memory back to the system; NULL when there is nothing to do.
+    pub drain: hob_drain_fn,
+    /// Hears of every new budget; NULL when nobody follows it.
+    pub budget_changed: hob_budget_fn,
+    /// Tells the memory that is really held; NULL when nobody measures.
+    pub memory: hob_memory_fn,
+    /// The first argument of the three.
+    pub user_data: *mut c_void,
+    /// Gives `user_data` back when the pool is gone (which may be a little after its last release), also when there never was one; NULL
+    /// for nothing to do.
+    pub drop_user_data: hob_drop_fn,
+}
+
+/// What a process holds, as `hob_memory_fn` tells it. Bytes. All is 0 when the function is called; it fills what it knows.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct hob_memory {
+    /// Bytes that this version of the library looks at; do not write beyond.
+    pub struct_size: u32,
+    /// 1: `available` is filled.
+    pub has_available: u32,
+    /// In use by live data.
+    pub active: u64,
+    /// Freed, and not yet given back to the system.
+    pub cache: u64,
+    /// The highest `active` so far.
+    pub peak: u64,
+    /// What the system could still give.
+    pub available: u64,
+}
+
+/// Gives freed memory back to the system. Called on a thread of Hob's made for it, with no lock held; it may block, but must not wait
+/// for an admission.
+pub type hob_drain_fn = Option<unsafe extern "C" fn(user_data: *mut c_void)>;
+
+/// Hears a pool's new budget: one call at a time, the newest last. Called inside `hob_pool_set_budget`; must not block or call the pool.
+pub type hob_budget_fn = Option<unsafe extern "C" fn(user_data: *mut c_void, budget_bytes: u64)>;
+
+/// Tells what memory is held now. Called often, on any thread, with the pool's lock held: it must not block and must not call Hob. A few
+/// reads of atomic numbers are right.
+pub type hob_memory_fn = Option<unsafe extern "C" fn(user_data: *mut c_void, out_memory: *mut hob_memory)>;
+
+/// A host's part in a pool.
+struct Hooks {
+    drain: hob_drain_fn,
+    budget: hob_budget_fn,
+    memory: hob_memory_fn,
+    data: Arc<UserData>,
+}
+
+impl MemoryProbe for Hooks {
+    fn read(&self) -> MemoryReading {
+        let mut told = hob_memory {
+            struct_size: size_of::<hob_memory>() as u32,
+            has_available: 0,
+            active: 0,
+            cache: 0,
+            peak: 0,
+            available: 0,
+        };
+        if let Some(memory) = self.memory {
+            // SAFETY: the host gave the pair, and the struct is lent for the call.
+            unsafe { memory(self.data.pointer(), &raw mut told) };
+        }
+        let available = (told.has_available == 1).then_some(told.available);
+        MemoryReading { active: told.active, cache: told.cache, peak: told.peak, available }
+    }
+}
+
+impl Hooks {
+    /// Puts what the host gave into the core's options.
+    fn install(self, options: &mut PoolOptions) {
+        let hooks = Arc::new(self);
+        if let Some(drain) = hooks.drain {
+            let hooks = Arc::clone(&hooks);
+            options.drain = Some(Arc::new(move || {
+                let data = Arc::clone(&hooks.data);
+                let drained = unblock(move || {
+                    // SAFETY: the host gave the pair.
+                    unsafe { drain(data.pointer()) };
+                    Ok(())
+                });
+                Box::pin(async move { drop(drained.await) })
+            }));
+        }
+        if let Some(budget) = hooks.budget {
+            let hooks = Arc::clone(&hooks);
+            // SAFETY: the host gave the pair.
+            options.on_budget = Some(Arc::new(move |bytes| unsafe { budget(hooks.data.pointer(), bytes) }));
+        }
+        if hooks.memory.is_some() {
+            options.probe = Some(hooks);
+        }
+    }
 }
 
 // SAFETY: repr(C), begins with its size, no padding.
@@ -65,6 +164,14 @@ unsafe impl Sized32 for hob_pool_options {
             budget_bytes: 0,
             physical_limit_bytes: 0,
             max_waiting: 65_536,
+            no_drain_after_release: 0,
+            reserved: 0,
+            settle_ms: 0,
+            drain: None,
+            budget_changed: None,
+            memory: None,
+            user_data: std::ptr::null_mut(),
+            drop_user_data: None,
         }
     }
 }
@@ -76,7 +183,7 @@ pub unsafe extern "C" fn hob_pool_options_init(options: *mut hob_pool_options) {
     quiet((), || unsafe { raw::write(options, hob_pool_options::init()) });
 }
 
-/// A pool of the host's own, without an engine. The caller owns one count of `*out_pool`. Any thread. HOB_INVALID_ARGUMENT for a
+/// A pool of the host's own, without an engine. The options' callbacks live as long as the pool. The caller owns one count of `*out_pool`. Any thread. HOB_INVALID_ARGUMENT for a
 /// budget of 0, HOB_IO when there is no thread to be had. (Since 0.1)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hob_pool_new(
@@ -84,19 +191,34 @@ pub unsafe extern "C" fn hob_pool_new(
     out_pool: *mut *mut hob_pool,
     out_error: *mut *mut hob_error,
 ) -> hob_status {
+    // What the host lent is given back, whatever happens: so it is taken before anything can fail.
+    // SAFETY: as the header asks.
+    let data = calm(None, || {
+        let given = unsafe { raw::peek_sized(options) };
+        Some(Arc::new(UserData::new(given.user_data, given.drop_user_data)))
+    });
     // SAFETY: as the header asks.
     unsafe {
-        guard(out_error, || {
+        let status = guard(out_error, || {
             out(out_pool, "out_pool")?;
+            let Some(data) = &data else { return Err(Error::new(ErrorKind::Internal, "the options could not be read")) };
             let given = raw::read_sized(options)?;
             let mut options = PoolOptions::new(given.budget_bytes);
             options.idle = idle("idle", given.idle, given.idle_seconds)?.unwrap_or_else(IdlePolicy::default);
             options.no_room = no_room(given.no_room)?.unwrap_or_else(NoRoom::default);
             options.physical_limit_bytes = (given.physical_limit_bytes > 0).then_some(given.physical_limit_bytes);
             options.max_waiting = size("max_waiting", given.max_waiting)?;
+            options.drain_after_release = !flag("no_drain_after_release", given.no_drain_after_release)?;
+            if given.settle_ms > 0 {
+                options.settle = Duration::from_millis(given.settle_ms);
+            }
+            let hob_pool_options { drain, budget_changed: budget, memory, .. } = given;
+            Hooks { drain, budget, memory, data: Arc::clone(data) }.install(&mut options);
             let inner = PoolInner { pool: Pool::new(options)?, engine: None };
             done(out_pool, raw::give_counted(Arc::new(Held::new(inner))))
-        })
+        });
+        calm((), || drop(data));
+        status
     }
 }
 
@@ -147,6 +269,33 @@ pub unsafe extern "C" fn hob_pool_begin_use(
                 Some(token) => done(out_token, token.as_u64()),
                 None => Ok(HOB_ABSENT),
             }
+        })
+    }
+}
+
+/// As `hob_pool_begin_use`, with a policy for the countdown after this use only: HOB_IDLE_... (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_begin_use_with(
+    pool: *const hob_pool,
+    key: *const c_char,
+    key_len: usize,
+    policy: i32,
+    seconds: u32,
+    out_token: *mut u64,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe {
+        about(pool, (key, key_len), out_error, |pool, key| {
+            if out_token.is_null() {
+                return Err(raw::null("out_token"));
+            }
+            raw::write(out_token, 0);
+            let lease = match idle("policy", policy, seconds)? {
+                None => pool.begin_use(&key),
+                Some(policy) => pool.begin_use_with(&key, policy),
+            };
+            lease.map_or(Ok(HOB_ABSENT), |lease| done(out_token, lease.into_token().as_u64()))
         })
     }
 }
@@ -211,6 +360,44 @@ pub unsafe extern "C" fn hob_pool_forget(
     }
 }
 
+/// As `hob_pool_forget`, of the entry with that token: for an owner that may already have loaded anew under the same key. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_forget_token(
+    pool: *const hob_pool,
+    token: u64,
+    out_bytes: *mut u64,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe {
+        enter_shared(pool, "pool", out_error, |inner: &PoolInner| {
+            raw::write(out_bytes, 0);
+            inner.pool.forget_token(Token::from_u64(token)).map_or(Ok(HOB_ABSENT), |bytes| done(out_bytes, bytes))
+        })
+    }
+}
+
+/// As `hob_pool_forget`, then drains, and blocks this thread until that is done or `cancel` (which may be NULL) is cancelled. `*out_freed_bytes`,
+/// which may be NULL, gets the bytes given back. Any thread but Hob's own. HOB_NOT_FOUND, HOB_CANCELLED, HOB_TIMEOUT. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_forget_and_drain(
+    pool: *const hob_pool,
+    key: *const c_char,
+    key_len: usize,
+    cancel: *const hob_cancel_token,
+    out_freed_bytes: *mut u64,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe {
+        about(pool, (key, key_len), out_error, |pool, key| {
+            raw::write(out_freed_bytes, 0);
+            let freed = block(wait::token(cancel)?.as_ref(), pool.forget_and_drain(&key))?;
+            done(out_freed_bytes, freed)
+        })
+    }
+}
+
 /// Unloads an entry: nobody can hit it from now on, then its release runs. Blocks this thread until that is done, or `cancel` (which
 /// may be NULL) is cancelled: the release then goes on by itself. `force` 1 also takes an entry in use, whose memory then comes back
 /// when its last use ends, and stops a load. `*out_freed_bytes`, which may be NULL, gets the bytes given back. Any thread but Hob's
@@ -229,7 +416,7 @@ pub unsafe extern "C" fn hob_pool_evict(
     unsafe {
         about(pool, (key, key_len), out_error, |pool, key| {
             raw::write(out_freed_bytes, 0);
-            let evicted = block(wait::token(cancel).as_ref(), pool.evict(&key, force != 0))?;
+            let evicted = block(wait::token(cancel)?.as_ref(), pool.evict(&key, force != 0))?;
             done(out_freed_bytes, evicted.freed_bytes)
         })
     }
@@ -374,7 +561,7 @@ pub unsafe extern "C" fn hob_pool_trim(
     unsafe {
         enter_shared(pool, "pool", out_error, |inner: &PoolInner| {
             raw::write(out_result, nothing());
-            reclaimed(out_result, block(wait::token(cancel).as_ref(), inner.pool.trim())?)
+            reclaimed(out_result, block(wait::token(cancel)?.as_ref(), inner.pool.trim())?)
         })
     }
 }
@@ -392,7 +579,7 @@ pub unsafe extern "C" fn hob_pool_make_room(
     unsafe {
         enter_shared(pool, "pool", out_error, |inner: &PoolInner| {
             raw::write(out_result, nothing());
-            let cancel = wait::token(cancel);
+            let cancel = wait::token(cancel)?;
             reclaimed(out_result, block(cancel.as_ref(), inner.pool.make_room(bytes, cancel.clone()))?)
         })
     }
@@ -410,7 +597,7 @@ pub unsafe extern "C" fn hob_pool_sweep(
     unsafe {
         enter_shared(pool, "pool", out_error, |inner: &PoolInner| {
             raw::write(out_result, nothing());
-            reclaimed(out_result, block(wait::token(cancel).as_ref(), inner.pool.sweep())?)
+            reclaimed(out_result, block(wait::token(cancel)?.as_ref(), inner.pool.sweep())?)
         })
     }
 }
@@ -448,6 +635,13 @@ pub unsafe extern "C" fn hob_pool_plan(
     }
 }
 
+/// 1 once the pool is closed or closing (and for NULL). Any thread. (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pool_is_closed(pool: *const hob_pool) -> i32 {
+    // SAFETY: as the header asks.
+    quiet(1, || unsafe { raw::borrow(pool) }.map_or(1, |inner| i32::from(inner.pool.is_closed())))
+}
+
 /// 1 when so many bytes more could be had now, idle entries given up for them. Changes nothing. 0 for NULL. Any thread. (Since 0.1)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hob_pool_has_room(pool: *const hob_pool, bytes: u64) -> i32 {
@@ -477,7 +671,7 @@ pub struct hob_pause {
     _opaque: [u8; 0],
 }
 
-castable!(hob_pause => Paused, Boxed);
+castable!(hob_pause => Paused, Boxed, crate::handle::HOB_HANDLE_PAUSE);
 
 /// As `hob_engine_pause`, for any pool. (Since 0.1)
 #[unsafe(no_mangle)]
@@ -491,13 +685,30 @@ pub unsafe extern "C" fn hob_pool_pause(
     unsafe {
         enter_shared(pool, "pool", out_error, |inner: &PoolInner| {
             out(out_pause, "out_pause")?;
-            let paused = block(wait::token(cancel).as_ref(), inner.pool.pause())?;
+            let paused = block(wait::token(cancel)?.as_ref(), inner.pool.pause())?;
             done(out_pause, raw::give_boxed(Held::new(paused)))
         })
     }
 }
 
-/// Lets the waiting admissions go on. Never waits. NULL is allowed. Any thread. (Since 0.1)
+/// The keys of the residents that were quiesced, in order, as a JSON list. The caller owns one count of `*out_keys`. Any thread.
+/// (Since 0.1)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hob_pause_quiesced(
+    pause: *const hob_pause,
+    out_keys: *mut *mut hob_buffer,
+    out_error: *mut *mut hob_error,
+) -> hob_status {
+    // SAFETY: as the header asks.
+    unsafe {
+        enter(pause, "pause", out_error, |paused: &Paused| {
+            out(out_keys, "out_keys")?;
+            done(out_keys, buffer::json(&paused.quiesced().collect::<Vec<_>>())?)
+        })
+    }
+}
+
+/// Resumes what was quiesced, the last one first, and lets the waiting admissions go on. Never waits. NULL is allowed. Any thread. (Since 0.1)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hob_pause_free(pause: *mut hob_pause) {
     // SAFETY: as the header asks.
@@ -509,7 +720,7 @@ pub struct hob_charge {
     _opaque: [u8; 0],
 }
 
-castable!(hob_charge => Mutex<ExternalCharge>, Boxed);
+castable!(hob_charge => Mutex<ExternalCharge>, Boxed, crate::handle::HOB_HANDLE_CHARGE);
 
 /// Puts bytes of the host's own on the account for as long as the handle lives; evicts nothing by itself. The caller owns it. NULL for
 /// NULL. Any thread. (Since 0.1)
@@ -540,99 +751,6 @@ pub unsafe extern "C" fn hob_charge_free(charge: *mut hob_charge) {
     quiet((), || drop(unsafe { raw::take_boxed(charge) }));
 }
 
-/// What happens in a pool, from its subscription on. One owner: `hob_pool_events_free`. It keeps its pool alive.
-pub struct hob_pool_events {
-    _opaque: [u8; 0],
-}
-
-pub(crate) struct EventsInner {
-    events: Mutex<EventStream>,
-    signal: Arc<Signal>,
-    _pool: (Pool, Option<Engine>),
-}
-
-castable!(hob_pool_events => EventsInner, Counted);
-
-/// Subscribes to what happens from now on, holding at most `capacity` unread events; of more the oldest are lost, and how many is told.
-/// The caller owns the handle. NULL for NULL. Any thread. (Since 0.1)
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hob_pool_subscribe(pool: *const hob_pool, capacity: usize) -> *mut hob_pool_events {
-    // SAFETY: as the header asks.
-    quiet(nothing(), || {
-        unsafe { raw::borrow(pool) }.map_or(nothing(), |inner| {
-            let events = EventsInner {
-                events: Mutex::new(inner.pool.events(capacity)),
-                signal: Arc::default(),
-                _pool: (inner.pool.clone(), inner.engine.clone()),
-            };
-            raw::give_counted(Arc::new(Held::new(events)))
-        })
-    })
-}
-
-/// Gets the next event as JSON: an object with `event` (`load_started`, `load_progress`, `loaded`, `load_failed`, `unload_started`,
-/// `unloaded`, `waiting`, ...) and its fields, or with `missed`. `timeout_ms` and the statuses are those of `hob_stream_next`; HOB_END
-/// follows the last event of a closed pool. The caller owns one count of `*out_json`. One thread at a time: another gets HOB_BUSY. Any
-/// thread but Hob's own. (Since 0.1)
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hob_pool_events_next(
-    events: *mut hob_pool_events,
-    timeout_ms: i64,
-    out_json: *mut *mut hob_buffer,
-    out_error: *mut *mut hob_error,
-) -> hob_status {
-    // SAFETY: as the header asks.
-    unsafe {
-        enter_shared(events, "events", out_error, |inner: &EventsInner| {
-            out(out_json, "out_json")?;
-            let Some(mut events) = inner.events.try_lock() else {
-                return Err(Error::new(ErrorKind::Busy, "another thread is inside hob_pool_events_next of this subscription"));
-            };
-            let event = inner.signal.wait(timeout_ms, |context| {
-                let next = pin!(events.next());
-                next.poll(context)
-            });
-            match event {
-                None => Ok(HOB_WOULD_BLOCK),
-                Some(None) => Ok(HOB_END),
-                Some(Some(event)) => done(out_json, buffer::json(&event)?),
-            }
-        })
-    }
-}
-
-/// As `hob_stream_set_waker`. (Since 0.1)
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hob_pool_events_set_waker(
-    events: *const hob_pool_events,
-    waker: hob_waker_fn,
-    user_data: *mut c_void,
-    drop_user_data: hob_drop_fn,
-    out_error: *mut *mut hob_error,
-) -> hob_status {
-    let data = UserData::new(user_data, drop_user_data);
-    // SAFETY: as the header asks.
-    unsafe {
-        enter_shared(events, "events", out_error, |inner: &EventsInner| {
-            inner.signal.set_host(host_waker(waker, data));
-            inner.signal.tell_host();
-            Ok(HOB_OK)
-        })
-    }
-}
-
-/// Ends a subscription. NULL is allowed. Any thread, also within callbacks; not while another thread waits for its next event.
-/// (Since 0.1)
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hob_pool_events_free(events: *mut hob_pool_events) {
-    quiet((), || {
-        // SAFETY: as the header asks.
-        if let Some(inner) = unsafe { raw::take_counted(events) } {
-            inner.signal.set_host(None);
-        }
-    });
-}
-
 /// Closes a pool: admissions in line end with HOB_CLOSED, every entry is taken away and released. Uses stay valid; their memory goes
 /// with their end and is not waited for. Blocks this thread until the releases are done, or `cancel` (which may be NULL) is cancelled.
 /// Closing again is allowed. For an engine's pool use `hob_engine_close`. Any thread but Hob's own. An error tells of releases that
@@ -646,7 +764,7 @@ pub unsafe extern "C" fn hob_pool_close(
     // SAFETY: as the header asks.
     unsafe {
         enter_shared(pool, "pool", out_error, |inner: &PoolInner| {
-            block(wait::token(cancel).as_ref(), inner.pool.close())?;
+            block(wait::token(cancel)?.as_ref(), inner.pool.close())?;
             Ok(HOB_OK)
         })
     }

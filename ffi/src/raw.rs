@@ -1,7 +1,10 @@
 //! Pointers of C to values of Rust and back: the only place that does it.
 //!
 //! Each opaque C type names, through [`Castable`], what is behind its pointer and how it is owned. The functions for boxes do
-//! not take counted types and the other way round, so a shared handle cannot be freed as a box.
+//! not take counted types and the other way round, so a shared handle cannot be freed as a box. Each value behind a handle
+//! begins with the number of its kind, so a live handle of another kind is refused instead of read as what it is not.
+//!
+//! Free of MLX, so that Miri can run it: see tests/miri.
 //!
 //! What every `unsafe` function here asks of its caller is what `hob.h` asks of the host: a pointer is NULL or came from Hob and
 //! was not given back, arrays have the stated length, and nothing passed in is changed by another thread during the call.
@@ -9,7 +12,7 @@
 use std::ffi::{CStr, c_char};
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering};
 
 use hob::{Error, ErrorKind, Result};
 
@@ -21,37 +24,69 @@ pub(crate) enum Counted {}
 /// An opaque C type.
 pub(crate) trait Castable {
     /// What its pointers lead to.
-    type Inner;
+    type Inner: Kinded;
     /// [`Boxed`] or [`Counted`].
     type Ownership;
-    /// Handles out with C.
-    fn live() -> &'static AtomicI64;
+    /// Its number among the kinds of handles, from 1.
+    const KIND: i32;
 }
 
-/// Declares an opaque C type's inside, ownership and place in the count of live handles.
+/// A value that begins with a mark of its kind.
+///
+/// # Safety
+/// `repr(C)`, and the first field is the mark that [`mark`] gives for its kind, while it lives.
+pub(crate) unsafe trait Kinded {}
+
+/// Declares an opaque C type's inside, ownership and kind.
 macro_rules! castable {
-    ($c:ty => $inner:ty, $ownership:ty) => {
+    ($c:ty => $inner:ty, $ownership:ty, $kind:expr) => {
         impl crate::raw::Castable for $c {
-            type Inner = crate::raw::Held<$inner>;
+            type Inner = crate::raw::Held<$inner, { $kind }>;
             type Ownership = $ownership;
-            fn live() -> &'static std::sync::atomic::AtomicI64 {
-                static LIVE: std::sync::atomic::AtomicI64 = std::sync::atomic::AtomicI64::new(0);
-                &LIVE
-            }
+            const KIND: i32 = $kind;
         }
     };
 }
 pub(crate) use castable;
 
-/// A handle's value, and whether a call on it panicked.
-pub(crate) struct Held<T> {
-    value: T,
-    poisoned: AtomicBool,
+/// One more than the highest kind of handle.
+pub(crate) const KINDS: usize = 16;
+
+/// Handles out with C, by kind.
+static LIVE: [AtomicI64; KINDS] = [const { AtomicI64::new(0) }; KINDS];
+
+/// How many handles of a kind are out; `None` for a number that is no kind's.
+pub(crate) fn live(kind: i32) -> Option<i64> {
+    let at = usize::try_from(kind).ok().filter(|&at| at > 0)?;
+    LIVE.get(at).map(|count| count.load(Ordering::Relaxed))
 }
 
-impl<T> Held<T> {
+fn count<C: Castable>(change: i64) {
+    // The kinds are constants below KINDS.
+    if let Some(count) = usize::try_from(C::KIND).ok().and_then(|at| LIVE.get(at)) {
+        count.fetch_add(change, Ordering::Relaxed);
+    }
+}
+
+/// What a live value of a kind begins with.
+const fn mark(kind: i32) -> u32 {
+    0x686F_6200 | kind.cast_unsigned()
+}
+
+/// A handle's value, its kind, and whether a call on it panicked.
+#[repr(C)]
+pub(crate) struct Held<T, const KIND: i32> {
+    mark: AtomicU32,
+    poisoned: AtomicBool,
+    value: T,
+}
+
+// SAFETY: repr(C), begins with the mark of its kind until it is dropped.
+unsafe impl<T, const KIND: i32> Kinded for Held<T, KIND> {}
+
+impl<T, const KIND: i32> Held<T, KIND> {
     pub(crate) fn new(value: T) -> Self {
-        Self { value, poisoned: AtomicBool::new(false) }
+        Self { mark: AtomicU32::new(mark(KIND)), poisoned: AtomicBool::new(false), value }
     }
 
     pub(crate) fn poison(&self) {
@@ -66,7 +101,7 @@ impl<T> Held<T> {
     }
 }
 
-impl<T> Deref for Held<T> {
+impl<T, const KIND: i32> Deref for Held<T, KIND> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -74,41 +109,57 @@ impl<T> Deref for Held<T> {
     }
 }
 
+impl<T, const KIND: i32> Drop for Held<T, KIND> {
+    fn drop(&mut self) {
+        self.mark.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Whether a pointer is a handle of C's kind: not NULL, and not one of another kind.
+unsafe fn is<C: Castable>(pointer: *const C) -> bool {
+    let mark_of: *const AtomicU32 = pointer.cast();
+    // SAFETY: whatever live handle it is, it begins with a mark.
+    !pointer.is_null() && mark_of.is_aligned() && unsafe { (*mark_of).load(Ordering::Relaxed) } == mark(C::KIND)
+}
+
 /// A new handle with one owner.
 pub(crate) fn give_boxed<C: Castable<Ownership = Boxed>>(inner: C::Inner) -> *mut C {
-    C::live().fetch_add(1, Ordering::Relaxed);
+    count::<C>(1);
     Box::into_raw(Box::new(inner)).cast()
 }
 
-/// A boxed handle comes back; `None` for NULL.
+/// A boxed handle comes back; `None` for NULL and for a handle of another kind, which is left alone.
 pub(crate) unsafe fn take_boxed<C: Castable<Ownership = Boxed>>(pointer: *mut C) -> Option<Box<C::Inner>> {
-    if pointer.is_null() {
+    // SAFETY: NULL, or a live handle.
+    if !unsafe { is(pointer) } {
         return None;
     }
-    C::live().fetch_sub(1, Ordering::Relaxed);
+    count::<C>(-1);
     // SAFETY: the pointer came from give_boxed of the same C type and is not used again.
     Some(unsafe { Box::from_raw(pointer.cast()) })
 }
 
 /// A new handle that is one count of a shared value.
 pub(crate) fn give_counted<C: Castable<Ownership = Counted>>(inner: Arc<C::Inner>) -> *mut C {
-    C::live().fetch_add(1, Ordering::Relaxed);
+    count::<C>(1);
     Arc::into_raw(inner).cast_mut().cast()
 }
 
-/// A count comes back; `None` for NULL.
+/// A count comes back; `None` for NULL and for a handle of another kind, which is left alone.
 pub(crate) unsafe fn take_counted<C: Castable<Ownership = Counted>>(pointer: *mut C) -> Option<Arc<C::Inner>> {
-    if pointer.is_null() {
+    // SAFETY: NULL, or a live handle.
+    if !unsafe { is(pointer) } {
         return None;
     }
-    C::live().fetch_sub(1, Ordering::Relaxed);
+    count::<C>(-1);
     // SAFETY: the pointer came from give_counted of the same C type, and this count is not used again.
     Some(unsafe { Arc::from_raw(pointer.cast()) })
 }
 
-/// One more count of a shared value, so that the value outlives a handle released during the call; `None` for NULL.
+/// One more count of a shared value, so that the value outlives a handle released during the call; `None` for NULL and another kind.
 pub(crate) unsafe fn share<C: Castable<Ownership = Counted>>(pointer: *const C) -> Option<Arc<C::Inner>> {
-    if pointer.is_null() {
+    // SAFETY: NULL, or a live handle.
+    if !unsafe { is(pointer) } {
         return None;
     }
     let inner: *const C::Inner = pointer.cast();
@@ -119,10 +170,18 @@ pub(crate) unsafe fn share<C: Castable<Ownership = Counted>>(pointer: *const C) 
     }
 }
 
-/// A handle's value; `None` for NULL.
+/// A handle's value; `None` for NULL and for a handle of another kind.
 pub(crate) unsafe fn borrow<'a, C: Castable>(pointer: *const C) -> Option<&'a C::Inner> {
     // SAFETY: boxes and counts both lead to the value itself, which is live for the call.
-    unsafe { pointer.cast::<C::Inner>().as_ref() }
+    unsafe { if is(pointer) { pointer.cast::<C::Inner>().as_ref() } else { None } }
+}
+
+/// Why [`borrow`] gave nothing.
+pub(crate) fn no_handle<C>(pointer: *const C, what: &str) -> Error {
+    if pointer.is_null() {
+        return null(what);
+    }
+    Error::new(ErrorKind::InvalidArgument, format!("{what} is a handle of another kind, or was given back"))
 }
 
 /// An array of C. NULL is an empty one, if the count says so too.
@@ -215,6 +274,22 @@ pub(crate) unsafe fn read_sized<T: Sized32>(pointer: *const T) -> Result<T> {
     Ok(value)
 }
 
+/// What of the options can be read whatever is wrong with them: for what must be given back also when the call is refused.
+pub(crate) unsafe fn peek_sized<T: Sized32>(pointer: *const T) -> T {
+    let mut value = T::init();
+    if pointer.is_null() {
+        return value;
+    }
+    // SAFETY: as in read_sized.
+    unsafe {
+        let given = pointer.cast::<u32>().read() as usize;
+        if check_size::<T>(given).is_ok() {
+            std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), (&raw mut value).cast(), given.min(size_of::<T>()));
+        }
+    }
+    value
+}
+
 /// Writes a result struct up to the size that the host's header knows; what a newer header has beyond becomes zero.
 pub(crate) unsafe fn write_sized<T: Sized32>(out: *mut T, mut value: T) -> Result<()> {
     if out.is_null() {
@@ -252,9 +327,9 @@ mod tests {
     use super::*;
 
     struct Thing;
-    castable!(Thing => String, Boxed);
+    castable!(Thing => String, Boxed, 14);
     struct Common;
-    castable!(Common => String, Counted);
+    castable!(Common => String, Counted, 15);
 
     #[repr(C)]
     #[derive(Clone, Copy, PartialEq, Debug)]
@@ -290,11 +365,24 @@ mod tests {
         // SAFETY: it came from give_counted; the clone is a second count.
         unsafe {
             let more = give_counted::<Common>(share(counted).expect("not NULL"));
-            assert_eq!(Common::live().load(Ordering::Relaxed), 2);
+            assert_eq!(live(15), Some(2));
             drop(take_counted(counted));
             assert_eq!(borrow(more).map(|held| held.as_str()), Some("b"));
             drop(take_counted(more));
-            assert_eq!(Common::live().load(Ordering::Relaxed), 0);
+            assert_eq!((live(15), live(0), live(16), live(-1)), (Some(0), None, None, None));
+        }
+    }
+
+    #[test]
+    fn a_handle_of_another_kind_is_refused_and_left_alone() {
+        let boxed = give_boxed::<Thing>(Held::new("a".to_owned()));
+        let wrong: *mut Common = boxed.cast();
+        // SAFETY: both are live handles, whatever they are taken for.
+        unsafe {
+            assert!(borrow(wrong).is_none() && share(wrong).is_none() && take_counted(wrong).is_none());
+            assert!(no_handle(wrong, "thing").message().contains("another kind"));
+            assert!(no_handle::<Thing>(std::ptr::null(), "thing").message().contains("NULL"));
+            assert_eq!(take_boxed(boxed).map(|held| held.len()), Some(1), "it is still there");
         }
     }
 
@@ -314,6 +402,9 @@ mod tests {
             let tail = newer(1);
             let error = read_sized((&raw const tail).cast::<Options>()).expect_err("an unknown field is set");
             assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert_eq!(peek_sized((&raw const tail).cast::<Options>()).second, 2, "what is known of it can be seen");
+            assert_eq!(peek_sized(&raw const short).second, 9);
+            assert_eq!(peek_sized(std::ptr::null::<Options>()), Options::init());
             for size in [0, 4, 12, 1 << 20] {
                 let wrong = Options { struct_size: size, ..options };
                 assert_eq!(read_sized(&raw const wrong).expect_err("a wrong size").kind(), ErrorKind::InvalidArgument);

@@ -213,7 +213,7 @@ pub(crate) unsafe fn request(options: *const hob_request_options) -> Result<Requ
     let (given, cancel, manifest) = unsafe {
         let given = raw::read_sized(options)?;
         let manifest = raw::optional_text(given.manifest_json, given.manifest_json_len, "manifest_json")?;
-        (given, wait::token(given.cancel), manifest)
+        (given, wait::token(given.cancel)?, manifest)
     };
     Ok(RequestOptions {
         cancel,

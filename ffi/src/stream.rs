@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_void};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_core::Stream as _;
@@ -30,12 +31,14 @@ pub struct hob_stream {
 
 pub(crate) struct StreamInner {
     reader: Mutex<Reader>,
+    /// Set when the handle is given back: who is inside `next` then must not be told of memory that goes with it.
+    freed: AtomicBool,
     control: StreamControl,
     signal: Arc<Signal>,
     _engine: Engine,
 }
 
-castable!(hob_stream => StreamInner, Counted);
+castable!(hob_stream => StreamInner, Counted, crate::handle::HOB_HANDLE_STREAM);
 
 struct Reader {
     stream: Stream,
@@ -110,6 +113,12 @@ pub struct hob_generate_options {
     pub reserved: u32,
     /// Cancel, timeout, loading; NULL for the defaults.
     pub request: *const hob_request_options,
+    /// Which marks of calls and reasoning the answer holds, when you know better than the model's template: a JSON object with `tools`
+    /// (`hermes`, `llama3`, `mistral`; null looks for no calls) and `reasoning` ({"open", "close"}; null tells none). NULL goes by the
+    /// template.
+    pub format_json: *const c_char,
+    /// Its length; 0 (the default) and HOB_NUL_TERMINATED take it up to its NUL.
+    pub format_json_len: usize,
 }
 
 // SAFETY: repr(C), begins with its size, no padding.
@@ -147,6 +156,8 @@ unsafe impl Sized32 for hob_generate_options {
             prompt_cache: 1,
             reserved: 0,
             request: std::ptr::null(),
+            format_json: none,
+            format_json_len: 0,
         }
     }
 }
@@ -203,6 +214,11 @@ pub struct hob_summary {
     pub decode_s: f64,
     /// From the call to the end.
     pub total_s: f64,
+    /// Which model answered, as JSON: `model`, `family`, `quantization`, `manifest`, `runtime`. NULL when the request ended before it had
+    /// one.
+    pub provenance_json: *const c_char,
+    /// Its bytes.
+    pub provenance_json_len: usize,
 }
 
 /// A token that might have come. This struct does not change.
@@ -333,9 +349,10 @@ struct Lent {
     // The alternatives of all tokens; `logprobs` points into it.
     top: Vec<hob_alternative>,
     summary: Option<Box<hob_summary>>,
+    provenance: String,
 }
 
-// SAFETY: the pointers in `logprobs` lead into `top` of the same value, which moves with it.
+// SAFETY: the pointers in `logprobs` and in `summary` lead into `top` and `provenance` of the same value, which move with it.
 unsafe impl Send for Lent {}
 
 impl Lent {
@@ -382,7 +399,10 @@ impl Lent {
             }
             Event::Finished(summary) => {
                 seen.kind = HOB_EVENT_FINISHED;
-                seen.summary = &raw const **self.summary.insert(Box::new(summary_of(&summary)));
+                let mut told = summary_of(&summary);
+                let provenance = summary.provenance.as_deref().and_then(|provenance| serde_json::to_string(provenance).ok());
+                (told.provenance_json, told.provenance_json_len) = lend(&mut self.provenance, provenance.unwrap_or_default());
+                seen.summary = &raw const **self.summary.insert(Box::new(told));
             }
         }
         seen
@@ -439,6 +459,8 @@ fn summary_of(summary: &Summary) -> hob_summary {
         prefill_s: seconds(timings.prefill_s),
         decode_s: seconds(timings.decode_s),
         total_s: timings.total_s,
+        provenance_json: std::ptr::null(),
+        provenance_json_len: 0,
     }
 }
 
@@ -465,10 +487,14 @@ pub(crate) unsafe fn prompt(
 pub(crate) unsafe fn render(json: *const c_char, len: usize) -> Result<RenderOptions> {
     // SAFETY: as the header asks.
     let Some(json) = (unsafe { raw::optional_text(json, len, "render_json")? }) else { return Ok(RenderOptions::default()) };
-    // The parser's own words would repeat names out of the text.
+    parsed(json, "render_json", "render options")
+}
+
+/// Reads JSON of the host's; the parser's own words would repeat names out of the text.
+fn parsed<T: serde::de::DeserializeOwned>(json: &str, name: &str, what: &str) -> Result<T> {
     serde_json::from_str(json).map_err(|error| {
         let at = format!("line {} column {}", error.line(), error.column());
-        Error::new(ErrorKind::InvalidArgument, format!("render_json: not an object of render options at {at}"))
+        Error::new(ErrorKind::InvalidArgument, format!("{name}: not an object of {what} at {at}"))
     })
 }
 
@@ -503,6 +529,9 @@ unsafe fn generate_request(options: *const hob_generate_options) -> Result<Gener
         let interval = Duration::from_millis(given.coalesce_ms.into());
         wanted.coalesce = Coalesce { tokens: size("coalesce_tokens", given.coalesce_tokens.into())?, interval };
         wanted.prompt_cache = flag("prompt_cache", given.prompt_cache)?;
+        let format_len = if given.format_json_len == 0 { HOB_NUL_TERMINATED } else { given.format_json_len };
+        let format = raw::optional_text(given.format_json, format_len, "format_json")?;
+        wanted.format = format.map(|json| parsed(json, "format_json", "marks of an answer")).transpose()?;
         wanted.options = request(given.request)?;
         Ok(wanted)
     }
@@ -524,7 +553,8 @@ pub unsafe extern "C" fn hob_engine_generate(
             let stream = inner.engine.generate(generate_request(options)?)?;
             let control = stream.control();
             let reader = Mutex::new(Reader { stream, ended: false, lent: Lent::default() });
-            let stream = StreamInner { reader, control, signal: Arc::default(), _engine: inner.engine.clone() };
+            let (freed, signal) = (AtomicBool::new(false), Arc::default());
+            let stream = StreamInner { reader, freed, control, signal, _engine: inner.engine.clone() };
             done(out_stream, raw::give_counted(Arc::new(Held::new(stream))))
         })
     }
@@ -564,6 +594,10 @@ pub unsafe extern "C" fn hob_stream_next(
                 Some(Some(Err(error))) => {
                     reader.ended = true;
                     Err(error)
+                }
+                Some(Some(Ok(_))) if inner.freed.load(Ordering::Acquire) => {
+                    reader.ended = true;
+                    Err(Error::new(ErrorKind::Cancelled, "the stream was given back by another thread during the call"))
                 }
                 Some(Some(Ok(event))) => {
                     reader.ended = matches!(event, Event::Finished(_));
@@ -622,14 +656,16 @@ pub unsafe extern "C" fn hob_stream_stop(stream: *const hob_stream) {
     });
 }
 
-/// Gives the stream back, and cancels what still runs, without waiting for it. A thread that is inside `hob_stream_next` gets its
-/// answer. NULL is allowed. Any thread, also within callbacks. (Since 0.1)
+/// Gives the stream back, and cancels what still runs, without waiting for it. A thread that is inside `hob_stream_next` gets an error
+/// or HOB_END, and must not call it again; to end a stream that another thread may be about to read, use `hob_stream_cancel`, and let the
+/// reader free it. NULL is allowed. Any thread, also within callbacks. (Since 0.1)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hob_stream_free(stream: *mut hob_stream) {
     quiet((), || {
         // SAFETY: as the header asks.
         if let Some(inner) = unsafe { raw::take_counted(stream) } {
             // Another thread's call may hold it for a moment longer.
+            inner.freed.store(true, Ordering::Release);
             inner.control.cancel();
             inner.signal.set_host(None);
         }
@@ -647,6 +683,7 @@ mod tests {
         let (ours, cores) = (unsafe { generate_request(&raw const given) }.expect("valid"), GenerateRequest::raw("m", "p"));
         assert_eq!(ours.sampling, cores.sampling);
         assert_eq!((ours.max_tokens, ours.logprobs, ours.truncate), (cores.max_tokens, cores.logprobs, cores.truncate));
+        assert_eq!(ours.format, cores.format);
         assert_eq!(
             (ours.prompt_cache, ours.render, ours.coalesce.interval),
             (cores.prompt_cache, cores.render, cores.coalesce.interval)

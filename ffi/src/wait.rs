@@ -148,9 +148,12 @@ fn unbounded() -> hob::Error {
 }
 
 /// A shared token's clone out of a handle that may be NULL.
-pub(crate) unsafe fn token(handle: *const crate::cancel::hob_cancel_token) -> Option<CancelToken> {
+pub(crate) unsafe fn token(handle: *const crate::cancel::hob_cancel_token) -> Result<Option<CancelToken>> {
+    if handle.is_null() {
+        return Ok(None);
+    }
     // SAFETY: as the header asks.
-    unsafe { raw::borrow(handle) }.map(|held| (**held).clone())
+    unsafe { raw::borrow(handle) }.map(|held| Some((**held).clone())).ok_or_else(|| raw::no_handle(handle, "cancel"))
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-// Streams one answer to standard output; Ctrl-C ends it with what there is. Arguments: a chat model, a question.
+// Streams one answer to standard output. Arguments: a chat model, a question. Ctrl-C ends the answer with what there is, and the exit
+// code is 130 then, as shells expect; else 0, 1 for an error, 2 for wrong usage.
 #include <hob.h>
 #include <signal.h>
 #include <stdio.h>
@@ -59,7 +60,7 @@ int main(int argc, char **argv) {
               (int)event.summary->completion_tokens,
               event.summary->decode_s > 0 ? (double)event.summary->completion_tokens / event.summary->decode_s : 0.0);
   }
-  int code = status == HOB_END ? 0 : failed(error);
+  int code = status != HOB_END ? failed(error) : interrupted ? 130 : 0;
   hob_stream_free(stream);
   hob_engine_release(engine);
   return code;

@@ -143,6 +143,30 @@ static void every_order_of_three_frees(void) {
   }
 }
 
+// Far more streams than places, each given back unread: no place is lost, and nothing waits (B1, B2).
+static void streams_given_back_unread_give_their_places_back(void) {
+  hob_engine *engine = open_fake();
+  script(engine, HOB_FAKE_HOLD, "prefill");
+  hob_stream *streams[72];  // 8 run, 64 wait
+  for (int round = 0; round < 10; round++) {
+    for (int i = 0; i < 72; i++) streams[i] = start(engine);
+    hob_generate_options options = say("chat");
+    hob_stream *one_more = NULL;
+    EXPECT(HOB_BUSY, hob_engine_generate(engine, &options, &one_more, &error));
+    CHECK(one_more == NULL && hob_engine_requests(engine) == 72);
+    for (int i = 0; i < 72; i++) hob_stream_free(streams[i]);
+    script(engine, HOB_FAKE_RELEASE, "prefill");
+    while (hob_engine_requests(engine) > 0) {}
+    script(engine, HOB_FAKE_HOLD, "prefill");
+  }
+  script(engine, HOB_FAKE_RELEASE, "prefill");
+  hob_stream *stream = start(engine);
+  char text[64] = "";
+  CHECK(drain(stream, text, sizeof text, NULL) == HOB_END && strcmp(text, "Hello there") == 0);
+  hob_stream_free(stream);
+  hob_engine_release(engine);
+}
+
 static void children_keep_their_parents(void) {
   hob_engine *engine = open_fake();
   hob_stream *stream = start(engine);
@@ -386,6 +410,7 @@ int main(void) {
   TEST_CLEAN(an_error_ends_a_stream_once);
   TEST_CLEAN(cancel_and_stop_end_a_running_stream);
   TEST_CLEAN(every_order_of_three_frees);
+  TEST_CLEAN(streams_given_back_unread_give_their_places_back);
   TEST_CLEAN(children_keep_their_parents);
   TEST_CLEAN(null_and_counts_are_harmless);
   TEST_CLEAN(a_waker_lets_a_host_poll);

@@ -17,7 +17,8 @@ int main(void) {
   hob_admitted admitted = HOB_ADMITTED_INIT;
   hob_event event = HOB_EVENT_INIT;
   hob_str text = HOB_STR("text");
+  hob_memory memory = {(uint32_t)sizeof memory, 0, 0, 0, 0, 0};
   (void)engine, (void)request, (void)generate, (void)embed, (void)rerank, (void)decide, (void)pool, (void)admit;
-  (void)view, (void)usage, (void)estimate, (void)admitted, (void)event, (void)text;
+  (void)view, (void)usage, (void)estimate, (void)admitted, (void)event, (void)text, (void)memory;
   return hob_abi_check(HOB_ABI_VERSION, NULL);
 }

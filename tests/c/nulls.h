@@ -1,4 +1,4 @@
-// What the generated program of NULL arguments stands on: one good value of each type.
+// What the generated programs stand on (NULL arguments, panics): one good value of each type.
 #include "check.h"
 
 static hob_engine *engine;
@@ -8,6 +8,8 @@ static hob_pool_events *events;
 static hob_buffer *buffer;
 static hob_ranking *ranking;
 static hob_charge *charge;
+static hob_pause *pause_of_another_pool;
+static hob_tokenizer *tokenizer;
 static hob_cancel_token *token;
 static hob_error *failure;
 static int at;
@@ -17,15 +19,17 @@ static hob_engine *new_hob_engine;
 static hob_pool *new_hob_pool;
 static hob_stream *new_hob_stream;
 static hob_pool_events *new_hob_pool_events;
-static hob_buffer *new_hob_buffer;
+static hob_buffer *new_hob_buffer, *second_hob_buffer;
 static hob_ranking *new_hob_ranking;
 static hob_charge *new_hob_charge;
 static hob_pause *new_hob_pause;
+static hob_tokenizer *new_hob_tokenizer;
 static hob_cancel_token *new_hob_cancel_token;
 static hob_error *new_hob_error;
 static uint64_t number_uint64_t;
 static size_t number_size_t;
 static int32_t number_int32_t;
+static uint32_t number_uint32_t;
 
 static hob_engine *good_hob_engine(void) { return engine; }
 static hob_pool *good_hob_pool(void) { return pool; }
@@ -36,7 +40,8 @@ static hob_ranking *good_hob_ranking(void) { return ranking; }
 static hob_charge *good_hob_charge(void) { return charge; }
 static hob_cancel_token *good_hob_cancel_token(void) { return token; }
 static hob_error *good_hob_error(void) { return failure; }
-static hob_pause *good_hob_pause(void) { return NULL; }
+static hob_pause *good_hob_pause(void) { return pause_of_another_pool; }
+static hob_tokenizer *good_hob_tokenizer(void) { return tokenizer; }
 
 static const hob_str TEXTS[] = {HOB_STR("a")};
 static hob_status no_load(void *user_data, const hob_load_context *context) {
@@ -81,6 +86,11 @@ static void begin(void) {
   OK(hob_engine_embed(engine, good_hob_embed_options(), &buffer, NULL, &error));
   OK(hob_engine_rerank(engine, good_hob_rerank_options(), &ranking, NULL, &error));
   CHECK(hob_abi_check(0, &failure) == HOB_UNSUPPORTED);
+  OK(hob_engine_tokenizer(engine, "chat", 4, &tokenizer, &error));
+  hob_pool *another = NULL;
+  OK(hob_pool_new(good_hob_pool_options(), &another, &error));
+  OK(hob_pool_pause(another, NULL, &pause_of_another_pool, &error));
+  hob_pool_release(another);
   // All of them are used in some build of the header.
   (void)good_hob_request_options, (void)good_hob_pool_options, (void)good_hob_admit_options, (void)good_hob_admitted;
   (void)good_hob_usage, (void)good_hob_estimate, (void)good_hob_event, (void)good_hob_buffer_view, (void)good_hob_error;
@@ -88,6 +98,7 @@ static void begin(void) {
   (void)good_hob_pool_events, (void)good_hob_stream, (void)good_hob_pool, (void)good_hob_engine;
   (void)good_hob_engine_options, (void)good_hob_decide_options;
   (void)number_uint64_t, (void)number_size_t, (void)number_int32_t;
+  (void)number_uint32_t, (void)good_hob_tokenizer;
 }
 
 // Gives back what the last call made.
@@ -99,9 +110,11 @@ static void clean(void) {
   hob_stream_free(new_hob_stream), new_hob_stream = NULL;
   hob_pool_events_free(new_hob_pool_events), new_hob_pool_events = NULL;
   hob_buffer_release(new_hob_buffer), new_hob_buffer = NULL;
+  hob_buffer_release(second_hob_buffer), second_hob_buffer = NULL;
   hob_ranking_free(new_hob_ranking), new_hob_ranking = NULL;
   hob_charge_free(new_hob_charge), new_hob_charge = NULL;
   hob_pause_free(new_hob_pause), new_hob_pause = NULL;
+  hob_tokenizer_release(new_hob_tokenizer), new_hob_tokenizer = NULL;
   hob_cancel_token_release(new_hob_cancel_token), new_hob_cancel_token = NULL;
   hob_error_free(new_hob_error), new_hob_error = NULL;
 }
@@ -120,16 +133,35 @@ static void clean(void) {
                                                                     hob_error_message(new_hob_error)), exit(1); \
   } while (0)
 
+// A panic inside: the call says so, and its handle says so from then on.
+#define panicked(call)                                                                                      \
+  do {                                                                                                      \
+    hob_fake_panic_next(1);                                                                                 \
+    hob_status got = (call);                                                                                \
+    CHECK(hob_fake_panic_next(0) == 0);                                                                     \
+    if (got != HOB_INTERNAL) fprintf(stderr, "%s gave %d after a panic\n", #call, got), exit(1);            \
+    CHECK(hob_error_status(new_hob_error) == HOB_INTERNAL && strstr(hob_error_message(new_hob_error), "panicked")); \
+    hob_error_free(new_hob_error), new_hob_error = NULL;                                                    \
+  } while (0)
+#define poisoned(call)                                                                                \
+  do {                                                                                                \
+    hob_status got = (call);                                                                          \
+    if (got != HOB_INTERNAL) fprintf(stderr, "%s gave %d on a poisoned handle\n", #call, got), exit(1); \
+  } while (0)
+
 static void end(void) {
   hob_stream_free(stream);
   hob_pool_events_free(events);
   hob_charge_free(charge);
+  hob_pause_free(pause_of_another_pool);
+  hob_tokenizer_release(tokenizer);
   hob_pool_release(pool);
   hob_buffer_release(buffer);
   hob_ranking_free(ranking);
   hob_cancel_token_release(token);
   hob_error_free(failure);
   hob_engine_release(engine);
-  CHECK(hob_live_handles() == 0);
-  printf("test every_pointer_argument_may_be_null ... ok\n%d calls\n", at);
+  CHECK(!handles_out());
 }
+
+static void told(const char *name) { printf("test %s ... ok\n%d calls\n", name, at); }

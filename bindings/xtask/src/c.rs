@@ -1,13 +1,16 @@
 //! The C programs of tests/c: built against a laid-out folder and run, plainly or with a sanitizer in both C and Rust.
 
+mod fuzz;
 mod generate;
 mod install;
 
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Output},
 };
+
+pub(crate) use fuzz::{run as fuzz, runtime as fuzz_runtime};
 
 use crate::{
     dist,
@@ -64,12 +67,14 @@ pub(crate) fn run(sanitizer: Option<Sanitizer>) -> Result<()> {
     let target = Workspace::read()?.target_directory()?;
     let build = match sanitizer {
         None => plain(&target)?,
-        Some(sanitizer) => sanitized(sanitizer, &target)?,
+        Some(sanitizer) => sanitized(sanitizer, &target, sanitizer.short())?,
     };
     let mut score = Score::default();
     let header = header::header_path();
     let header = fs::read_to_string(&header).at("read", &header)?;
-    for (name, text) in [("layout", generate::layout(&header)?), ("nulls", generate::nulls(&header)?)] {
+    let generated =
+        [("layout", generate::layout(&header)?), ("nulls", generate::nulls(&header)?), ("panics", generate::panics(&header)?)];
+    for (name, text) in generated {
         let source = build.folder.join(format!("{name}.c"));
         fs::write(&source, text).at("write", &source)?;
     }
@@ -78,22 +83,28 @@ pub(crate) fn run(sanitizer: Option<Sanitizer>) -> Result<()> {
     let model = |name: &str| models.join(name).to_string_lossy().into_owned();
     let (embedder, reranker, chat) = (model("bert-mean"), model("bert-rerank-1"), model("llama-q4"));
 
-    for name in ["options", "handles", "pool"] {
+    for name in ["options", "handles", "pool", "faults", "text", "extremes"] {
         let program = build.program(name, &source(name), C)?;
         score.tests(name, &build.command(&program, &[]));
     }
-    let nulls = build.program("nulls", &build.folder.join("nulls.c"), C)?;
-    score.tests("nulls", &build.command(&nulls, &[]));
+    for name in ["nulls", "panics"] {
+        let program = build.program(name, &build.folder.join(format!("{name}.c")), C)?;
+        score.tests(name, &build.command(&program, &[]));
+    }
+    let interrupt = build.program("interrupt", &source("interrupt"), C)?;
+    score.one("ctrl_c_ends_a_chat_with_what_there_is", || interrupted(&build.command(&interrupt, &["chat", "Hi"])));
     let encode = build.program("embed_rerank", &source("embed_rerank"), C)?;
     let exit = build.program("exit", &source("exit"), C)?;
     if sanitizer.is_some() {
         // MLX is not instrumented: the scripted device serves.
         score.tests("embed_rerank", &build.command(&encode, &[]));
         score.one("exits_with_live_handles", || exits(&build, &exit, &[None], 12));
-        if sanitizer == Some(Sanitizer::Address) {
-            let misuse = build.program("misuse", &source("misuse"), C)?;
-            score.one("misuse_is_seen_in_c_and_in_rust", || misused(&build, &misuse));
-        }
+        let (name, places): (_, &[_]) = match sanitizer {
+            Some(Sanitizer::Thread) => ("race", &["c", "rust"]),
+            _ => ("misuse", &["c", "rust", "twice"]),
+        };
+        let misuse = build.program(name, &source(name), C)?;
+        score.one("misuse_is_seen_in_c_and_in_rust", || misused(&build, &misuse, places));
     } else {
         score.tests("embed_rerank", &build.command(&encode, &[&embedder, &reranker]));
         score.one("exits_with_live_handles", || exits(&build, &exit, &[None, Some(&chat)], 100));
@@ -108,6 +119,7 @@ pub(crate) fn run(sanitizer: Option<Sanitizer>) -> Result<()> {
         }
         let layout = build.program("layout", &build.folder.join("layout.c"), C)?;
         score.one("layouts_and_initial_values", || layouts(&build.command(&layout, &[])));
+        score.one("a_client_of_the_first_header_runs", || old_client(&build.folder.join("dist/lib")));
         score.one("exports", || exports(&build.folder.join("dist/lib/libhob.so")));
         score.one("readme_shows_the_first_program", || readme(&source("smoke")));
         score.one("installed_elsewhere", || install::check(&build.folder, &[&embedder, &chat]));
@@ -122,6 +134,51 @@ fn plain(target: &Path) -> Result<Build> {
     Ok(against(&folder))
 }
 
+/// chat.c, interrupted in the middle: what there was is shown, the end is told, and the exit code says so.
+fn interrupted(command: &Command) -> Result<()> {
+    let output = ended(command)?;
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let whole = "Hello there";
+    if output.status.code() == Some(130)
+        && whole.starts_with(&*out)
+        && (1..whole.len()).contains(&out.len())
+        && err.contains("\nstopped, ")
+    {
+        return Ok(());
+    }
+    let lines = out.lines().chain(err.lines()).map(str::to_owned).collect::<Vec<_>>();
+    Err(Error::new(format!("an interrupted chat ended with {}", output.status)).output(lines))
+}
+
+/// The committed binary of tests/c/old, which was compiled against the first header of this ABI, on the library of today.
+fn old_client(lib: &Path) -> Result<()> {
+    if !cfg!(target_arch = "x86_64") {
+        println!("the old client is a program for x86-64");
+        return Ok(());
+    }
+    let old = paths::root().join("tests/c/old");
+    let told = old.join("client-abi1.txt");
+    let wanted = fs::read_to_string(&told).at("read", &told)?;
+    let mut command = Command::new(old.join("client-abi1-x86_64-linux-gnu"));
+    let output = capture(command.env("LD_LIBRARY_PATH", lib), |_| ())?;
+    if output != wanted {
+        return Err(Error::new("the old client does not say what it said at its time").output(output.lines().map(str::to_owned)));
+    }
+    // Its structs are those of then: each has grown since, or is the same.
+    let layout = paths::root().join("tests/c/layout.txt");
+    let layout = fs::read_to_string(&layout).at("read", &layout)?;
+    let sizes = |text: &str| -> std::collections::HashMap<String, u64> {
+        text.lines()
+            .filter_map(|line| line.split_once(' '))
+            .filter_map(|(name, size)| Some((name.to_owned(), size.parse().ok()?)))
+            .collect()
+    };
+    let (then, now) = (sizes(&wanted), sizes(&layout));
+    let shrunk = then.iter().filter(|(name, size)| now.get(*name).is_none_or(|now| now < *size)).map(|(name, _)| name.clone());
+    let shrunk: Vec<String> = shrunk.collect();
+    if shrunk.is_empty() && then.len() > 10 { Ok(()) } else { Err(Error::new("structs became smaller").output(shrunk)) }
+}
+
 /// Programs in `folder`, linked to the library laid out in its `dist`.
 fn against(folder: &Path) -> Build {
     let (include, lib) = (folder.join("dist/include"), folder.join("dist/lib"));
@@ -129,13 +186,18 @@ fn against(folder: &Path) -> Build {
     Build { sanitizer: None, folder: folder.to_owned(), compile: vec![format!("-I{}", include.display())], link }
 }
 
-fn sanitized(sanitizer: Sanitizer, target: &Path) -> Result<Build> {
+/// The programs go into `c/<name>` of the target folder.
+fn sanitized(sanitizer: Sanitizer, target: &Path, name: &str) -> Result<Build> {
     const TRIPLE: &str = "x86_64-unknown-linux-gnu";
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         return Err(Error::new("the sanitized builds are for x86-64 Linux"));
     }
     let (short, own) = (sanitizer.short(), target.join(sanitizer.short()));
-    let flags = format!("-Zsanitizer={} -Cforce-frame-pointers=yes", sanitizer.name());
+    let mut flags = format!("-Zsanitizer={} -Cforce-frame-pointers=yes", sanitizer.name());
+    if sanitizer == Sanitizer::Address {
+        // One build serves the programs and the fuzzer.
+        flags.push_str(fuzz::COVERAGE);
+    }
     let mut cargo = proc::cargo();
     cargo.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", flags).args(["rustc", "--quiet", "--package", "hob-ffi", "--lib"]);
     cargo.args(["--crate-type", "staticlib", "--target", TRIPLE, "--target-dir"]).arg(&own);
@@ -171,7 +233,7 @@ fn sanitized(sanitizer: Sanitizer, target: &Path) -> Result<Build> {
     ]
     .into_iter()
     .chain(["-lstdc++", "-lgcc_s", "-lpthread", "-ldl", "-lrt"].map(str::to_owned));
-    Ok(Build { sanitizer: Some(sanitizer), folder: empty(&target.join("c").join(short))?, compile, link: link.collect() })
+    Ok(Build { sanitizer: Some(sanitizer), folder: empty(&target.join("c").join(name))?, compile, link: link.collect() })
 }
 
 fn sysroot() -> Result<PathBuf> {
@@ -220,7 +282,8 @@ impl Build {
         // A scripted panic's trace is noise here.
         command.args(arguments).env("RUST_BACKTRACE", "0");
         command.env("ASAN_OPTIONS", "detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1:abort_on_error=0");
-        command.env("TSAN_OPTIONS", "halt_on_error=1");
+        // MLX's thread lives as long as the process; exits that leave threads behind are tested on purpose.
+        command.env("TSAN_OPTIONS", "halt_on_error=1:report_thread_leaks=0");
         command
     }
 }
@@ -238,12 +301,11 @@ fn instrumented(program: &Path, sanitizer: Sanitizer) -> Result<()> {
 }
 
 /// The sanitizer works: broken contracts are reported, where C breaks them and where Rust meets them.
-fn misused(build: &Build, program: &Path) -> Result<()> {
-    for place in ["c", "rust", "twice"] {
-        let output = build.command(program, &[place]).output();
-        let output = output.map_err(|error| Error::new(format!("cannot run {}: {error}", program.display())))?;
-        if output.status.success() || !String::from_utf8_lossy(&output.stderr).contains("AddressSanitizer") {
-            return Err(Error::new(format!("AddressSanitizer did not see the misuse `{place}`")));
+fn misused(build: &Build, program: &Path, places: &[&str]) -> Result<()> {
+    for place in places {
+        let output = ended(&build.command(program, &[place]))?;
+        if output.status.success() || !String::from_utf8_lossy(&output.stderr).contains("Sanitizer: ") {
+            return Err(Error::new(format!("the sanitizer did not see the misuse `{place}`")));
         }
     }
     Ok(())
@@ -257,7 +319,7 @@ fn exits(build: &Build, program: &Path, models: &[Option<&String>], times: usize
         command.args(models[time / 3 % models.len()]);
         // What is live at the end is not lost: it is not given back on purpose.
         command.env("ASAN_OPTIONS", "detect_leaks=0");
-        let output = command.output().map_err(|error| Error::new(format!("cannot run {}: {error}", program.display())))?;
+        let output = ended(&command)?;
         if output.status.code() != Some(7) {
             let lines = String::from_utf8_lossy(&output.stderr).lines().map(str::to_owned).collect::<Vec<_>>();
             return Err(Error::new(format!("exit {time} ({how}) ended with {}, not 7", output.status)).output(lines));
@@ -266,9 +328,21 @@ fn exits(build: &Build, program: &Path, models: &[Option<&String>], times: usize
     Ok(())
 }
 
-fn output(command: &Command, wanted: &[&str]) -> Result<()> {
+/// Runs a command to its end, whatever that is.
+fn ended(command: &Command) -> Result<Output> {
+    let program = command.get_program().to_string_lossy();
+    again(command).output().map_err(|error| Error::new(format!("cannot run {program}: {error}")))
+}
+
+fn again(command: &Command) -> Command {
     let mut again = Command::new(command.get_program());
     again.args(command.get_args());
+    again.envs(command.get_envs().filter_map(|(key, value)| Some((key, value?))));
+    again
+}
+
+fn output(command: &Command, wanted: &[&str]) -> Result<()> {
+    let mut again = again(command);
     let output = capture(&mut again, |_| ())?;
     match wanted.iter().find(|text| !output.contains(**text)) {
         None => Ok(()),
@@ -355,10 +429,7 @@ struct Score {
 impl Score {
     /// A program of several tests, which prints a line for each.
     fn tests(&mut self, name: &str, command: &Command) {
-        let mut again = Command::new(command.get_program());
-        again.args(command.get_args());
-        again.envs(command.get_envs().filter_map(|(key, value)| Some((key, value?))));
-        match capture(&mut again, |_| ()) {
+        match capture(&mut again(command), |_| ()) {
             Ok(output) => {
                 let lines: Vec<&str> =
                     output.lines().filter(|line| line.starts_with("test ") && line.ends_with(" ... ok")).collect();

@@ -82,6 +82,12 @@ enum Verb {
         #[arg(long)]
         sanitize: Option<c::Sanitizer>,
     },
+    /// One suite of `test`: any content for the C ABI, under AddressSanitizer
+    Fuzz {
+        /// Inputs to try; more find more
+        #[arg(long, default_value_t = 2000)]
+        runs: u32,
+    },
     /// Write include/hob.h and the list of exported functions anew
     Header,
     /// Measure: core's own benchmarks, then Hob beside other stacks, printed as ratios
@@ -135,6 +141,7 @@ fn run(verb: Verb) -> Result<()> {
         Verb::Header => header::run(),
         Verb::Dist { folder } => dist::run(folder.as_deref()),
         Verb::C { sanitize } => c::run(sanitize),
+        Verb::Fuzz { runs } => c::fuzz(runs),
         Verb::Bench { only, rounds, extra } => bench::run(&bench::Options { only, rounds, extra }),
         Verb::Mutants { scripted, generated, only, shard, extra } => {
             mutants::run(&mutants::Options { scripted, generated, only, shard, extra })

@@ -32,6 +32,7 @@ const SUITES: &[Suite] = &[
     Suite { name: "shuttle", about: "schedules of the pool, explored", read: tally::cargo, command: shuttle },
     Suite { name: "c", about: "the C ABI: programs, header, layouts, exports, an installed copy", read: tally::cargo, command: c },
     Suite { name: "c-asan", about: "the C ABI under AddressSanitizer, Rust and C", read: tally::cargo, command: c_asan },
+    Suite { name: "fuzz", about: "the C ABI fed with structs and messages of any content", read: tally::cargo, command: fuzz },
     Suite { name: "c-tsan", about: "the C ABI under ThreadSanitizer, Rust and C", read: tally::cargo, command: c_tsan },
 ];
 
@@ -69,6 +70,14 @@ fn c_tsan(_: &Workspace) -> std::result::Result<Command, &'static str> {
     sanitized("thread")
 }
 
+fn fuzz(_: &Workspace) -> std::result::Result<Command, &'static str> {
+    sanitized("address")?;
+    if crate::c::fuzz_runtime().is_none() {
+        return Err("needs clang's libFuzzer (Debian, Ubuntu: apt-get install libclang-rt-16-dev; .ci/run does)");
+    }
+    Ok(xtask("fuzz"))
+}
+
 fn sanitized(sanitizer: &'static str) -> std::result::Result<Command, &'static str> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         return Err("the sanitized builds are for x86-64 Linux");
@@ -81,8 +90,14 @@ fn sanitized(sanitizer: &'static str) -> std::result::Result<Command, &'static s
 
 /// This program again, with the verb that runs the C programs.
 fn c_programs(arguments: &[&str]) -> Command {
+    let mut command = xtask("c");
+    command.args(arguments);
+    command
+}
+
+fn xtask(verb: &str) -> Command {
     let mut command = Command::new(env::current_exe().unwrap_or_else(|_| "xtask".into()));
-    command.arg("c").args(arguments).current_dir(paths::root());
+    command.arg(verb).current_dir(paths::root());
     command
 }
 

@@ -484,7 +484,7 @@ async fn prepare(
     });
     let Read { ids, parser, decoder } = read.await?;
     let (ids, dropped) = fit(ids, context, limits.0)?;
-    residency.check_cache(&spec, ids.len() + limits.1.unwrap_or(0), "lower max_tokens, shorten the prompt")?;
+    residency.check_cache(&spec, ids.len().saturating_add(limits.1.unwrap_or(0)), "lower max_tokens, shorten the prompt")?;
     let room = context - ids.len();
     let (limit, at_limit) = match limits.1 {
         Some(max) if max <= room => (max, Ending::Length),

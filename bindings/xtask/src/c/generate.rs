@@ -1,5 +1,5 @@
-//! Two test programs made from the header, so that no function and no field is left out: every pointer argument NULL, and the
-//! layout of every struct.
+//! Test programs made from the header, so that no function and no field is left out: every pointer argument NULL, a panic in every
+//! function, and the layout of every struct.
 
 use crate::error::{Error, Result};
 
@@ -128,6 +128,10 @@ const NULLABLE: &[(&str, &str)] = &[
     ("hob_engine_estimate", "options"),
     ("hob_engine_open", "options"),
     ("hob_engine_open_fake", "options"),
+    ("hob_tokenizer_decode", "ids"),
+    ("hob_tokenizer_render", "render_json"),
+    ("hob_tokenizer_render", "out_text"),
+    ("hob_tokenizer_render", "out_ids"),
 ];
 
 /// What a good argument of a type is, in the program of `nulls`.
@@ -138,6 +142,8 @@ fn good(function: &str, kind: &str, name: &str) -> Option<String> {
         ("char *", "key") => text("\"chat:chat\""),
         ("char *", "models_json") => text("FAKE_MODELS"),
         ("char *", "point") => text("\"step\""),
+        ("char *", "messages_json") => text("\"[{\\\"role\\\": \\\"user\\\", \\\"content\\\": \\\"a\\\"}]\""),
+        ("char *", "render_json") => text("\"{}\""),
         ("char *", "model_ref") => text("\"chat\""),
         ("char *", _) => text("\"text\""),
         ("size_t", name) if name.ends_with("_len") => text("HOB_NUL_TERMINATED"),
@@ -146,11 +152,13 @@ fn good(function: &str, kind: &str, name: &str) -> Option<String> {
         ("uint64_t", "bytes") => text("4000"),
         ("int64_t" | "int32_t" | "uint32_t" | "uint64_t" | "size_t" | "float", _) => text("0"),
         ("hob_drop_fn" | "hob_waker_fn" | "hob_progress_fn" | "void *" | "hob_load_context *", _) => text("NULL"),
+        // A second result of the same type.
+        (_, "out_ids") if function == "hob_tokenizer_render" => text("&second_hob_buffer"),
         // Init functions write into one of their own.
         (kind, "options") if function.ends_with("_init") => Some(format!("&spare_{}", kind.trim_end_matches(" *"))),
         (kind, _) if kind.starts_with("hob_") && kind.ends_with(" **") => Some(format!("&new_{}", kind.trim_end_matches(" **"))),
         (kind, _) if kind.starts_with("hob_") && kind.ends_with(" *") => Some(format!("good_{}()", kind.trim_end_matches(" *"))),
-        ("uint64_t *" | "size_t *" | "int32_t *", _) => Some(format!("&number_{}", plain.trim_end_matches(" *"))),
+        ("uint64_t *" | "size_t *" | "int32_t *" | "uint32_t *", _) => Some(format!("&number_{}", plain.trim_end_matches(" *"))),
         _ => None,
     }
 }
@@ -161,13 +169,7 @@ fn is_pointer(kind: &str) -> bool {
 
 /// A program that calls every function with each pointer argument NULL in turn, and with all of them NULL.
 pub(super) fn nulls(header: &str) -> Result<String> {
-    let bare = bare(header);
-    let mut functions = functions(&bare);
-    if functions.len() < 50 {
-        return Err(Error::new("the header's functions cannot be read: the parser in c/generate.rs needs mending"));
-    }
-    // Closing comes last: everything after it would be refused for that.
-    functions.sort_by_key(|function| function.name.contains("close"));
+    let functions = all_functions(header)?;
     let mut program = String::from("#include \"nulls.h\"\n\nint main(void) {\n  begin();\n");
     for function in &functions {
         let gives_back = function.name.ends_with("_free") || function.name.ends_with("_release");
@@ -183,15 +185,7 @@ pub(super) fn nulls(header: &str) -> Result<String> {
             calls.truncate(1);
         }
         for null in calls {
-            let mut arguments = Vec::new();
-            for (at, (kind, name)) in function.parameters.iter().enumerate() {
-                let argument = if null.contains(&at) { Some("NULL".to_owned()) } else { good(&function.name, kind, name) };
-                arguments.push(argument.ok_or_else(|| {
-                    Error::new(format!("{}: no good value for `{kind} {name}` is known", function.name))
-                        .mend("add one in c/generate.rs")
-                })?);
-            }
-            let call = format!("{}({})", function.name, arguments.join(", "));
+            let call = call(function, &null)?;
             program.push_str(&match function.returns.as_str() {
                 // Without an error to give, a status is an answer.
                 "hob_status" if !can_fail => format!("  (void){call};\n"),
@@ -206,8 +200,57 @@ pub(super) fn nulls(header: &str) -> Result<String> {
             program.push_str("  clean();\n");
         }
     }
-    program.push_str("  end();\n  return 0;\n}\n");
+    program.push_str("  end();\n  told(\"every_pointer_argument_may_be_null\");\n  return 0;\n}\n");
     Ok(program)
+}
+
+/// Functions that run nothing that could panic.
+const CONSTANT: &[&str] = &["hob_version", "hob_abi_version", "hob_fake_panic_next"];
+
+/// A program that makes every function panic inside, with good arguments: nothing unwinds, the answer says so, and a handle refuses to
+/// be used again but can be given back.
+pub(super) fn panics(header: &str) -> Result<String> {
+    let mut program = String::from("#include \"nulls.h\"\n\nint main(void) {\n");
+    for function in all_functions(header)?.iter().filter(|function| !CONSTANT.contains(&function.name.as_str())) {
+        let call = call(function, &[])?;
+        let can_fail = function.parameters.iter().any(|(_, name)| name == "out_error");
+        let handle =
+            function.parameters.first().and_then(|(kind, _)| kind.strip_prefix("const ").unwrap_or(kind).strip_suffix(" *"));
+        let handle = handle.filter(|kind| kind.starts_with("hob_") && !kind.ends_with("_options"));
+        program.push_str("  begin();\n");
+        program.push_str(&match (function.returns.as_str(), can_fail) {
+            ("hob_status", true) if handle.is_some() => format!("  panicked({call});\n  poisoned({call});\n"),
+            ("hob_status", true) => format!("  panicked({call});\n  allowed({call});\n"),
+            // Nothing tells but that the panic happened and went no further.
+            ("void", _) => format!("  hob_fake_panic_next(1), {call};\n  CHECK(hob_fake_panic_next(0) == 0);\n"),
+            _ => format!("  hob_fake_panic_next(1), (void){call};\n  CHECK(hob_fake_panic_next(0) == 0);\n"),
+        });
+        program.push_str("  clean();\n  end();\n");
+    }
+    program.push_str("  told(\"a_panic_inside_any_function_is_an_error\");\n  return 0;\n}\n");
+    Ok(program)
+}
+
+fn all_functions(header: &str) -> Result<Vec<Function>> {
+    let mut functions = functions(&bare(header));
+    if functions.len() < 50 {
+        return Err(Error::new("the header's functions cannot be read: the parser in c/generate.rs needs mending"));
+    }
+    // Closing comes last: everything after it would be refused for that.
+    functions.sort_by_key(|function| function.name.contains("close"));
+    Ok(functions)
+}
+
+/// A call with good arguments, those at `null` NULL.
+fn call(function: &Function, null: &[usize]) -> Result<String> {
+    let mut arguments = Vec::new();
+    for (at, (kind, name)) in function.parameters.iter().enumerate() {
+        let argument = if null.contains(&at) { Some("NULL".to_owned()) } else { good(&function.name, kind, name) };
+        arguments.push(argument.ok_or_else(|| {
+            Error::new(format!("{}: no good value for `{kind} {name}` is known", function.name)).mend("add one in c/generate.rs")
+        })?);
+    }
+    Ok(format!("{}({})", function.name, arguments.join(", ")))
 }
 
 #[cfg(test)]
