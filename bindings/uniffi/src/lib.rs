@@ -15,7 +15,7 @@
 
 use std::collections::HashMap;
 
-// For its symbols: they leave the library beside uniffi's own (see tests/library.rs).
+// For its symbols: they leave the library beside uniffi's own; `cargo xtask swift build` checks it.
 use hob_ffi as _;
 
 pub mod engine;

@@ -26,13 +26,14 @@ struct Suite {
     command: fn(&Workspace) -> std::result::Result<Command, &'static str>,
 }
 
-/// Node, Bun and Swift join here as they come.
+/// Node and Bun join here as they come.
 const SUITES: &[Suite] = &[
     Suite { name: "rust", about: "unit, golden, real-model and documentation tests", read: tally::cargo, command: rust },
     Suite { name: "shuttle", about: "schedules of the pool, explored", read: tally::cargo, command: shuttle },
     Suite { name: "c", about: "the C ABI: programs, header, layouts, exports, an installed copy", read: tally::cargo, command: c },
     Suite { name: "c-asan", about: "the C ABI under AddressSanitizer, Rust and C", read: tally::cargo, command: c_asan },
     Suite { name: "c-tsan", about: "the C ABI under ThreadSanitizer, Rust and C", read: tally::cargo, command: c_tsan },
+    Suite { name: "swift", about: "the Swift package: scripted device, real models, examples", read: tally::swift, command: swift },
 ];
 
 fn rust(workspace: &Workspace) -> std::result::Result<Command, &'static str> {
@@ -67,6 +68,13 @@ fn c_tsan(_: &Workspace) -> std::result::Result<Command, &'static str> {
         return Err("needs the standard library's source (rustup component add rust-src)");
     }
     sanitized("thread")
+}
+
+fn swift(_: &Workspace) -> std::result::Result<Command, &'static str> {
+    crate::swift::available()?;
+    let mut command = Command::new(env::current_exe().unwrap_or_else(|_| "xtask".into()));
+    command.args(["swift", "test", "--"]).current_dir(paths::root());
+    Ok(command)
 }
 
 fn sanitized(sanitizer: &'static str) -> std::result::Result<Command, &'static str> {

@@ -21,11 +21,8 @@ public final class Engine: Sendable {
     ///
     /// Throws ``HobError/Kind/invalidArgument`` for options out of range, ``HobError/Kind/backend`` when MLX cannot start.
     public static func open(_ options: EngineOptions = EngineOptions()) async throws -> Engine {
-        do {
-            return try Engine(raw: try await RawEngine.open(options: try options.raw()))
-        } catch {
-            throw hobError(error)
-        }
+        let given = try options.raw()
+        return try Engine(raw: try await attempt { try await RawEngine.open(options: given) })
     }
 
     /// The device that computes.
@@ -54,11 +51,7 @@ public final class Engine: Sendable {
     ///
     /// Throws ``HobError/Kind/notFound``, ``HobError/Kind/badModel``, ``HobError/Kind/unsupported`` or ``HobError/Kind/io``.
     public func inspect(_ model: String, options: LoadOptions = LoadOptions()) async throws -> ModelInfo {
-        do {
-            return try decoded(try await raw.inspect(model: model, options: options.raw))
-        } catch {
-            throw hobError(error)
-        }
+        try decoded(try await attempt { try await raw.inspect(model: model, options: options.raw) })
     }
 
     /// What a model will take, by part, before it is loaded. Throws as ``inspect(_:options:)``.
@@ -171,7 +164,7 @@ public final class Engine: Sendable {
     /// Throws one error that names every release that failed; the models are gone all the same.
     @discardableResult
     public func close() async throws -> Bool {
-        do { return try await raw.close() } catch { throw hobError(error) }
+        try await attempt { try await raw.close() }
     }
 }
 

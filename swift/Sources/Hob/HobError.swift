@@ -96,8 +96,13 @@ func hobError(_ error: any Error) -> any Error {
 }
 
 /// Runs a call of the generated module.
-func attempt<T>(_ call: () throws -> T) throws -> T {
+package func attempt<T>(_ call: () throws -> T) throws -> T {
     do { return try call() } catch { throw hobError(error) }
+}
+
+/// Runs an asynchronous call of the generated module, which nothing but its own end ends.
+package func attempt<T>(_ call: () async throws -> T) async throws -> T {
+    do { return try await call() } catch { throw hobError(error) }
 }
 
 /// Runs an asynchronous call of the generated module, which ends when this task or `token` is cancelled.

@@ -382,7 +382,7 @@ public final class Pool: Sendable {
     /// Closes a pool of the host's own: whoever waits gets ``HobError/Kind/closed``, every entry is released. For an engine's pool use
     /// ``Engine/close()``. Closing again is allowed. Throws one error that names every release that failed.
     public func close() async throws {
-        do { try await raw.close() } catch { throw hobError(error) }
+        try await attempt { try await raw.close() }
     }
 
     /// Whether the pool is closed or closing.

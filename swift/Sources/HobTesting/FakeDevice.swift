@@ -54,36 +54,41 @@ public final class FakeDevice: Sendable {
 
     /// A device that knows these models.
     public init(_ models: [FakeModel]) throws {
-        raw = try RawFakeDevice.create(
-            models: models.map { model in
-                RawFakeModel(
-                    name: model.name, kind: model.kind.raw, bytes: UInt64(clamping: model.bytes), reply: model.reply,
-                    context: UInt64(clamping: model.context), dimensions: UInt64(clamping: model.dimensions), echo: model.echo,
-                    template: model.template)
-            })
+        let models = models.map { model in
+            RawFakeModel(
+                name: model.name, kind: model.kind.raw, bytes: UInt64(clamping: model.bytes), reply: model.reply,
+                context: UInt64(clamping: model.context), dimensions: UInt64(clamping: model.dimensions), echo: model.echo,
+                template: model.template)
+        }
+        raw = try attempt { try RawFakeDevice.create(models: models) }
     }
 
     /// Opens an engine on it. Everything else is as with ``Engine/open(_:)``; `clock` moves its timers.
     public func openEngine(_ options: EngineOptions = EngineOptions(), clock: FakeClock? = nil) async throws -> Engine {
         var options = options
         options.clock = clock?.raw
-        return try Engine(raw: try await RawEngine.openFake(device: raw, options: try options.raw()))
+        let given = try options.raw()
+        return try Engine(raw: try await attempt { try await RawEngine.openFake(device: raw, options: given) })
     }
 
     /// The device waits at `point` from now on.
-    public func hold(_ point: Point) throws { try raw.hold(point: point.raw) }
+    public func hold(_ point: Point) throws { try attempt { try raw.hold(point: point.raw) } }
     /// The device goes on from `point`.
-    public func release(_ point: Point) throws { try raw.release(point: point.raw) }
+    public func release(_ point: Point) throws { try attempt { try raw.release(point: point.raw) } }
     /// The device goes on from a held `point` once, and waits again at the next arrival.
-    public func pass(_ point: Point) throws { try raw.pass(point: point.raw) }
+    public func pass(_ point: Point) throws { try attempt { try raw.pass(point: point.raw) } }
     /// Returns when the device waits at a held `point`.
-    public func waitUntilHeld(_ point: Point) async throws { try await raw.waitUntilHeld(point: point.raw) }
+    public func waitUntilHeld(_ point: Point) async throws {
+        try await attempt { try await raw.waitUntilHeld(point: point.raw) }
+    }
     /// The next arrival at `point` fails with ``HobError/Kind/backend``, or by a panic inside the engine.
-    public func failNext(_ point: Point, panic: Bool = false) throws { try raw.failNext(point: point.raw, panic: panic) }
+    public func failNext(_ point: Point, panic: Bool = false) throws {
+        try attempt { try raw.failNext(point: point.raw, panic: panic) }
+    }
     /// How often the device came to `point`.
-    public func count(_ point: Point) throws -> Int { Int(clamping: try raw.count(point: point.raw)) }
+    public func count(_ point: Point) throws -> Int { Int(clamping: try attempt { try raw.count(point: point.raw) }) }
     /// Bytes that the device holds.
-    public var heldBytes: Int { get throws { Int(clamping: try raw.heldBytes()) } }
+    public var heldBytes: Int { get throws { Int(clamping: try attempt { try raw.heldBytes() }) } }
 }
 
 /// A clock that a test moves. It stands still until then.
@@ -91,17 +96,17 @@ public final class FakeClock: Sendable {
     package let raw: RawFakeClock
 
     public init() throws {
-        raw = try RawFakeClock.create()
+        raw = try attempt { try RawFakeClock.create() }
     }
 
     /// Moves it.
     public func advance(by duration: Duration) throws {
         let (seconds, attoseconds) = duration.components
-        try raw.advance(seconds: Double(seconds) + Double(attoseconds) * 1e-18)
+        try attempt { try raw.advance(seconds: Double(seconds) + Double(attoseconds) * 1e-18) }
     }
 
     /// Timers that wait on it.
-    public var sleepers: Int { get throws { Int(clamping: try raw.sleepers()) } }
+    public var sleepers: Int { get throws { Int(clamping: try attempt { try raw.sleepers() }) } }
 }
 
 extension Pool {
@@ -115,5 +120,5 @@ extension Pool {
 
 /// Handles of the library that this process holds now, by type; those of the C ABI together as `c`. All are 0 once everything is let go of.
 public func liveHandles() throws -> [String: Int] {
-    try rawLiveHandles().mapValues { Int($0) }
+    try attempt { try rawLiveHandles() }.mapValues { Int($0) }
 }

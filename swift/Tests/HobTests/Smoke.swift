@@ -1,3 +1,0 @@
-import Testing
-import Hob
-@Test func smoke() {}
