@@ -86,11 +86,8 @@ fn build() -> Result<PathBuf> {
     let (built, folder) = (target.join("debug").join(file()), target.join("swift/lib"));
     fs::create_dir_all(&folder).at("make", &folder)?;
     let library = folder.join(file());
-    if cfg!(target_os = "linux") {
-        dist::library(&built, &library)?
-    } else {
-        dist::copy(&built, &library)?
-    }
+    let lay_out = if cfg!(target_os = "linux") { dist::library } else { dist::copy };
+    lay_out(&built, &library)?;
     exports(&library)?;
     Ok(folder)
 }
