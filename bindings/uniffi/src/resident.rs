@@ -4,9 +4,8 @@
 //! pool's thread never waits for them.
 
 use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
 
 use hob::pool::{Admission, LoadContext, Loaded, Origin, Progress, Token};
 use hob::{BoxFuture, CancelToken, Error, ErrorKind, Pool};
@@ -222,6 +221,15 @@ fn release(resident: Arc<dyn RawResident>, token: Token) -> BoxFuture<'static, h
     })
 }
 
+/// Ends whoever waits in [`RawTask::cancelled`], once the work is answered or nobody waits for it any more.
+struct End(CancelToken);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
 /// Has Swift begin, and waits for its answer.
 async fn ask(
     what: &str,
@@ -231,16 +239,9 @@ async fn ask(
     begin: impl FnOnce(Arc<RawTask>),
 ) -> hob::Result<Option<u64>> {
     let (sender, receiver) = oneshot::channel();
-    // A child of the task's own: it ends whoever waits in `cancelled` once the work is answered.
-    let watched = cancel.child();
-    let task = RawTask { token, cancel: watched.clone(), progress, answer: Mutex::new(Some(sender)), _live: Live::new(Type::Task) };
+    let end = End(cancel.child());
+    let task = RawTask { token, cancel: end.0.clone(), progress, answer: Mutex::new(Some(sender)), _live: Live::new(Type::Task) };
     begin(Arc::new(task));
-    let mut receiver = pin!(receiver);
-    let answer = poll_fn(|context| match receiver.as_mut().poll(context) {
-        Poll::Pending => Poll::Pending,
-        Poll::Ready(answer) => Poll::Ready(answer),
-    })
-    .await;
-    watched.cancel();
+    let answer = receiver.await;
     answer.unwrap_or_else(|_| Err(Error::new(ErrorKind::Callback, format!("{what} callback ended without an answer"))))
 }

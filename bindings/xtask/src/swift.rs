@@ -27,7 +27,7 @@ pub(crate) enum Verb {
         #[arg(last = true)]
         extra: Vec<String>,
     },
-    /// Run a program of the package on the local library
+    /// Run a program of the package on the local library, in the folder `swift`
     Run {
         /// Its name and arguments
         #[arg(last = true)]
@@ -140,6 +140,9 @@ fn package(arguments: &[String]) -> Result<()> {
     command.args(rest).current_dir(root.join("swift")).env("HOB_LIBRARY_DIR", library);
     if std::env::var_os("HOB_MODELS").is_none() && paths::models().join("all-minilm-l6-v2").exists() {
         command.env("HOB_MODELS", paths::models());
+    }
+    if verb == "run" {
+        return proc::talk(&mut command);
     }
     open(&mut command)
 }

@@ -177,10 +177,11 @@ extension HobSuite {
                 let rig = try await Rig()
                 try rig.device.hold(.step)
                 let stream = try rig.engine.generate("Hi", model: "chat")
+                try await rig.device.waitUntilHeld(.step)
                 let ends = Ends()
                 let readers = (0..<2).map { _ in Task { ends.add(await kind { _ = try await text(stream) }) } }
                 // One of them is refused; its leaving ends the generation, for a stream has one reader.
-                #expect(await happens { ends.all == [.busy] })
+                #expect(await happens { !ends.all.isEmpty })
                 try rig.device.release(.step)
                 for reader in readers { await reader.value }
                 #expect(ends.all == [.busy, .cancelled])
