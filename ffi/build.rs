@@ -2,6 +2,9 @@
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
+    if std::env::var_os("CARGO_FEATURE_LIBHOB").is_none() {
+        return;
+    }
     match std::env::var("CARGO_CFG_TARGET_OS").as_deref() {
         Ok("linux") => {
             println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libhob.so.1");

@@ -30,14 +30,16 @@ struct Generated {
     paths: &'static [&'static str],
 }
 
-/// The Swift and the npm skins join here as they come.
-const GENERATED: &[Generated] =
-    &[Generated { name: "the C header", command: header, paths: &["include/hob.h", "tests/c/exports.txt"] }];
+/// The npm skin joins here as it comes.
+const GENERATED: &[Generated] = &[
+    Generated { name: "C header", command: || this("header"), paths: &["include/hob.h", "tests/c/exports.txt"] },
+    Generated { name: "Swift", command: || this("swift"), paths: &["swift/Sources/HobUniFFI", "swift/Sources/CHobUniFFI"] },
+];
 
-/// This program again, with the verb that writes the header.
-fn header() -> Command {
+/// This program again, with the verb that writes something.
+fn this(verb: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap_or_else(|_| "xtask".into()));
-    command.arg("header").current_dir(paths::root());
+    command.arg(verb).current_dir(paths::root());
     command
 }
 
@@ -48,6 +50,8 @@ const MAX_LINES: usize = 800;
 const LONG_FILES: &[(&str, &str)] = &[
     ("core/tests/pool_shuttle.rs", "scenarios of one harness and one shuttle build"),
     ("include/hob.h", "generated, and the manual of the C ABI"),
+    ("swift/Sources/CHobUniFFI/include/hob_uniffi.h", "generated"),
+    ("swift/Sources/HobUniFFI/HobUniFFI.swift", "generated"),
 ];
 
 const SOURCES: &[&str] = &["rs", "c", "h", "cpp", "hpp", "swift", "ts", "js", "mjs", "cjs", "py", "sh"];

@@ -54,10 +54,19 @@ pub(crate) fn lay_out(built: &Path, folder: &Path) -> Result<()> {
         copy(&paths::root().join(licence), &folder.join(licence))?;
     }
     let soname = format!("libhob.so.{}", abi()?);
-    copy(&built.join("libhob_ffi.so"), &lib.join(&soname))?;
-    elf::set_run_path(&lib.join(&soname), "$ORIGIN")?;
+    library(&built.join("libhob_ffi.so"), &lib.join(&soname))?;
     link(&soname, &lib.join("libhob.so"))?;
     copy(&built.join("libhob_ffi.a"), &lib.join("libhob.a"))?;
+    write(&lib.join("pkgconfig/hob.pc"), &pkg_config()?)?;
+    write(&lib.join("cmake/Hob/HobConfig.cmake"), CMAKE)?;
+    write(&lib.join("cmake/Hob/HobConfigVersion.cmake"), &cmake_version()?)
+}
+
+/// Copies a library of Hob's and beside it what it needs: together they can be moved anywhere.
+pub(crate) fn library(built: &Path, to: &Path) -> Result<()> {
+    let lib = to.parent().ok_or_else(|| Error::new(format!("{} is in no folder", to.display())))?;
+    copy(built, to)?;
+    elf::set_run_path(to, "$ORIGIN")?;
     // MLX and its linear algebra: the portable references; a machine's OpenBLAS may take their place (same names).
     copy(&paths::native().join("mlx/lib/libmlx.so"), &lib.join("libmlx.so"))?;
     elf::set_run_path(&lib.join("libmlx.so"), "$ORIGIN")?;
@@ -72,9 +81,7 @@ pub(crate) fn lay_out(built: &Path, folder: &Path) -> Result<()> {
             }
         }
     }
-    write(&lib.join("pkgconfig/hob.pc"), &pkg_config()?)?;
-    write(&lib.join("cmake/Hob/HobConfig.cmake"), CMAKE)?;
-    write(&lib.join("cmake/Hob/HobConfigVersion.cmake"), &cmake_version()?)
+    Ok(())
 }
 
 /// HOB_ABI_VERSION of the committed header.
@@ -121,7 +128,7 @@ fn cmake_version() -> Result<String> {
     ))
 }
 
-fn copy(from: &Path, to: &Path) -> Result<()> {
+pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::copy(from, to).at("copy", from).map(|_| ())
 }
 

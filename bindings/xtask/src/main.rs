@@ -18,6 +18,7 @@ mod setup;
 mod stamp;
 mod store;
 mod suites;
+mod swift;
 mod tally;
 mod ui;
 mod wheel;
@@ -90,6 +91,11 @@ enum Verb {
     },
     /// Write include/hob.h and the list of exported functions anew
     Header,
+    /// Write the generated part of the Swift package anew; build its library, run its tests, lay out a release
+    Swift {
+        #[command(subcommand)]
+        verb: Option<swift::Verb>,
+    },
     /// Measure: core's own benchmarks, then Hob beside other stacks, printed as ratios
     Bench {
         /// Only this one: criterion, c or peers
@@ -140,6 +146,7 @@ fn run(verb: Verb) -> Result<()> {
         Verb::Check => check::run(),
         Verb::Header => header::run(),
         Verb::Dist { folder } => dist::run(folder.as_deref()),
+        Verb::Swift { verb } => swift::run(verb),
         Verb::C { sanitize } => c::run(sanitize),
         Verb::Fuzz { runs } => c::fuzz(runs),
         Verb::Bench { only, rounds, extra } => bench::run(&bench::Options { only, rounds, extra }),

@@ -60,8 +60,13 @@ pub(crate) fn capture(command: &mut Command, mut tick: impl FnMut(Option<&str>))
 
 /// Runs a command whose output goes straight to the user.
 pub(crate) fn open(command: &mut Command) -> Result<()> {
+    talk(command.stdin(Stdio::null()))
+}
+
+/// Runs a command that the user talks to.
+pub(crate) fn talk(command: &mut Command) -> Result<()> {
     let name = program(command);
-    let status = command.stdin(Stdio::null()).status().map_err(|error| cannot_start(&name, &error))?;
+    let status = command.status().map_err(|error| cannot_start(&name, &error))?;
     if status.success() {
         return Ok(());
     }

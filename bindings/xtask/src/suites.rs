@@ -26,7 +26,7 @@ struct Suite {
     command: fn(&Workspace) -> std::result::Result<Command, &'static str>,
 }
 
-/// Node, Bun and Swift join here as they come.
+/// Node and Bun join here as they come.
 const SUITES: &[Suite] = &[
     Suite { name: "rust", about: "unit, golden, real-model and documentation tests", read: tally::cargo, command: rust },
     Suite { name: "shuttle", about: "schedules of the pool, explored", read: tally::cargo, command: shuttle },
@@ -34,6 +34,7 @@ const SUITES: &[Suite] = &[
     Suite { name: "c-asan", about: "the C ABI under AddressSanitizer, Rust and C", read: tally::cargo, command: c_asan },
     Suite { name: "fuzz", about: "the C ABI fed with structs and messages of any content", read: tally::cargo, command: fuzz },
     Suite { name: "c-tsan", about: "the C ABI under ThreadSanitizer, Rust and C", read: tally::cargo, command: c_tsan },
+    Suite { name: "swift", about: "the Swift package: scripted device, real models, examples", read: tally::swift, command: swift },
 ];
 
 fn rust(workspace: &Workspace) -> std::result::Result<Command, &'static str> {
@@ -76,6 +77,13 @@ fn fuzz(_: &Workspace) -> std::result::Result<Command, &'static str> {
         return Err("needs clang's libFuzzer (Debian, Ubuntu: apt-get install libclang-rt-16-dev; .ci/run does)");
     }
     Ok(xtask("fuzz"))
+}
+
+fn swift(_: &Workspace) -> std::result::Result<Command, &'static str> {
+    crate::swift::available()?;
+    let mut command = xtask("swift");
+    command.args(["test", "--"]);
+    Ok(command)
 }
 
 fn sanitized(sanitizer: &'static str) -> std::result::Result<Command, &'static str> {

@@ -28,9 +28,45 @@ pub(crate) fn cargo(line: &str) -> Option<Tally> {
     Some(Tally { passed: count("passed")?, failed: count("failed")?, skipped: count("ignored")? })
 }
 
+/// Swift Testing's, one line for each test: `✔ Test f() passed after 0.1 seconds.`, `✘ Test "A name" failed after ...`, `➜ Test f() skipped`
+pub(crate) fn swift(line: &str) -> Option<Tally> {
+    let (mark, rest) = line.trim().split_once(' ')?;
+    let test =
+        rest.trim_start().strip_prefix("Test ").filter(|test| !test.starts_with("run with ") && !test.starts_with("case "))?;
+    let mut tally = Tally::default();
+    match mark {
+        "\u{2714}" if test.contains(" passed after ") => tally.passed = 1,
+        "\u{2718}" if test.contains(" failed after ") => tally.failed = 1,
+        // Some versions mark it as a failure.
+        "\u{279c}" | "\u{2718}" if test.contains(" skipped") => tally.skipped = 1,
+        _ => return None,
+    }
+    Some(tally)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn swift_lines_are_read() {
+        let passed = Tally { passed: 1, ..Tally::default() };
+        assert_eq!(swift("✔ Test f() passed after 0.001 seconds."), Some(passed));
+        assert_eq!(swift("✔ Test \"a name\" passed after 1.2 seconds."), Some(passed));
+        assert_eq!(swift("✘ Test f() failed after 0.1 seconds with 1 issue."), Some(Tally { failed: 1, ..Tally::default() }));
+        for line in ["➜ Test f() skipped: \"no model\"", "✘ Test f() skipped: \"no model\""] {
+            assert_eq!(swift(line), Some(Tally { skipped: 1, ..Tally::default() }), "{line}");
+        }
+        for line in [
+            "✔ Test run with 57 tests passed after 28.8 seconds.",
+            "✔ Suite Values passed after 0.1 seconds.",
+            "◇ Test f() started.",
+            "✘ Test f() recorded an issue at A.swift:1:1: Expectation failed",
+            "",
+        ] {
+            assert_eq!(swift(line), None, "{line}");
+        }
+    }
 
     #[test]
     fn cargo_lines_are_read() {
