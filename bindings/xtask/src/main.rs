@@ -12,6 +12,7 @@ mod error;
 mod header;
 mod models;
 mod mutants;
+mod npm;
 mod paths;
 mod proc;
 mod setup;
@@ -84,6 +85,11 @@ enum Verb {
     },
     /// Write include/hob.h and the list of exported functions anew
     Header,
+    /// Build the package `hob` for Node and Bun: the addon (npm/native), its types, the JavaScript (npm/dist)
+    Npm {
+        #[command(subcommand)]
+        step: Option<npm::Step>,
+    },
     /// Measure: core's own benchmarks, then Hob beside other stacks, printed as ratios
     Bench {
         /// Only this one: criterion, c or peers
@@ -135,6 +141,7 @@ fn run(verb: Verb) -> Result<()> {
         Verb::Header => header::run(),
         Verb::Dist { folder } => dist::run(folder.as_deref()),
         Verb::C { sanitize } => c::run(sanitize),
+        Verb::Npm { step } => npm::run(step.as_ref()),
         Verb::Bench { only, rounds, extra } => bench::run(&bench::Options { only, rounds, extra }),
         Verb::Mutants { scripted, generated, only, shard, extra } => {
             mutants::run(&mutants::Options { scripted, generated, only, shard, extra })
