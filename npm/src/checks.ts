@@ -21,7 +21,7 @@ export const texts: Check = (value) => {
 export const textOrTexts: Check = (value) => (typeof value === 'string' ? text(value) : texts(value))
 
 export const number: Check = (value) =>
-  typeof value === 'number' && !Number.isNaN(value) ? undefined : 'must be a number'
+  Number.isFinite(value) ? undefined : 'must be a finite number'
 
 export const numbers: Check = (value) =>
   (Array.isArray(value) && value.every((item) => number(item) === undefined)) || value instanceof Uint32Array
