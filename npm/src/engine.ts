@@ -1,9 +1,11 @@
 import * as checks from './checks.js'
 import { check } from './checks.js'
-import { theCalls } from './calls.js'
-import { aborted } from './calls.js'
+import { aborted, theCalls } from './calls.js'
 import { asHobError, invalid } from './errors.js'
-import type { NativeDecision, NativeDevice, NativeEngine, NativeEstimate, NativeModelInfo, NativePause, NativeRanking, NativeScore, NativeEmbeddings } from './native.js'
+import type {
+  NativeDecision, NativeDevice, NativeEmbeddings, NativeEngine, NativeEstimate, NativeModelInfo, NativePause, NativeRanking,
+  NativeScore,
+} from './native.js'
 import { Pause, Pool } from './pool.js'
 import { readDecide, readEmbed, readEngineOptions, readGenerate, readRequest, readRerank, readScore, REQUEST } from './requests.js'
 import type {

@@ -9,6 +9,7 @@ import type {
   NativeReclaimed,
 } from './native.js'
 import type { Idle, NoRoom } from './requests.js'
+import { Turns } from './turns.js'
 
 export type {
   NativeCounters as Counters, NativeEntryStatus as EntryStatus, NativeEvicted as Evicted, NativeMemory as Memory,
@@ -185,7 +186,7 @@ export class PoolEvents implements AsyncIterableIterator<PoolEvent, undefined>, 
   readonly #id: number
   #native: NativeEvents | undefined
   #events: NativePoolEvent[] = []
-  #looking: Promise<void> | undefined
+  readonly #turns = new Turns()
 
   /** @internal */
   constructor(native: NativeEvents, id: number) {
@@ -194,19 +195,28 @@ export class PoolEvents implements AsyncIterableIterator<PoolEvent, undefined>, 
   }
 
   /** The next event. */
-  async next(): Promise<IteratorResult<PoolEvent, undefined>> {
-    for (;;) {
-      const event = this.#events.shift()
-      if (event !== undefined) return { done: false, value: event as PoolEvent }
-      if (this.#native === undefined) return { done: true, value: undefined }
+  next(): Promise<IteratorResult<PoolEvent, undefined>> {
+    return this.#turns.take(
+      () => this.#take(),
+      async () => {
+        for (;;) {
+          const taken = this.#take()
+          if (taken !== undefined) return taken
+          await theCalls().ready(this.#id, false)
+        }
+      },
+    )
+  }
+
+  #take(): IteratorResult<PoolEvent, undefined> | undefined {
+    if (this.#events.length === 0 && this.#native !== undefined) {
       const events = this.#native.look()
-      if (events === null) {
-        this.#looking ??= theCalls().ready(this.#id, false)
-        await this.#looking
-        this.#looking = undefined
-      } else if (events.length === 0) this.#native = undefined
-      else this.#events = events
+      if (events?.length === 0) this.#native = undefined
+      else this.#events = events ?? []
     }
+    const event = this.#events.shift()
+    if (event !== undefined) return { done: false, value: event as PoolEvent }
+    return this.#native === undefined ? { done: true, value: undefined } : undefined
   }
 
   /** Ends the subscription. */

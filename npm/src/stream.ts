@@ -1,7 +1,7 @@
-import { theCalls } from './calls.js'
-import { aborted } from './calls.js'
+import { aborted, theCalls } from './calls.js'
 import { asHobError, HobError } from './errors.js'
 import type { NativeEvent, NativeProvenance, NativeStream, NativeTimings, NativeTokenLogprob } from './native.js'
+import { Turns } from './turns.js'
 
 export type { NativeProvenance as Provenance, NativeTimings as Timings, NativeTokenLogprob as TokenLogprob } from './native.js'
 
@@ -97,7 +97,7 @@ export class GenerateStream implements AsyncIterableIterator<StreamEvent, undefi
   #events: NativeEvent[] = []
   #at = 0
   #error: HobError | undefined
-  #looking: Promise<void> | undefined
+  readonly #turns = new Turns()
   #unlisten: (() => void) | undefined
 
   /** @internal */
@@ -124,8 +124,13 @@ export class GenerateStream implements AsyncIterableIterator<StreamEvent, undefi
 
   /** The next event. Rejects once with the stream's error, a `HobError`; after the end it is done. */
   next(): Promise<IteratorResult<StreamEvent, undefined>> {
-    const event = this.#take()
-    return event === undefined ? this.#wait() : Promise.resolve({ done: false, value: event })
+    return this.#turns.take(
+      () => {
+        const event = this.#take()
+        return event === undefined ? undefined : { done: false, value: event }
+      },
+      () => this.#wait(),
+    )
   }
 
   #take(): StreamEvent | undefined {
@@ -156,16 +161,12 @@ export class GenerateStream implements AsyncIterableIterator<StreamEvent, undefi
   }
 
   async #wait(): Promise<IteratorResult<StreamEvent, undefined>> {
-    while (this.#native !== undefined) {
-      // Several may wait at once; one letter wakes them all.
-      this.#looking ??= theCalls().ready(this.#id, true)
-      await this.#looking
-      this.#looking = undefined
+    for (;;) {
       const event = this.#take()
       if (event !== undefined) return { done: false, value: event }
+      if (this.#native === undefined) break
+      await theCalls().ready(this.#id, true)
     }
-    const event = this.#take()
-    if (event !== undefined) return { done: false, value: event }
     const error = this.#error
     this.#error = undefined
     if (error !== undefined) throw error
@@ -176,7 +177,8 @@ export class GenerateStream implements AsyncIterableIterator<StreamEvent, undefi
     this.#native = undefined
     this.#unlisten?.()
     this.#unlisten = undefined
-    if (this.#looking !== undefined) theCalls().wake(this.#id)
+    // Who waits for a letter need not any more.
+    if (this.#id !== 0) theCalls().wake(this.#id)
   }
 
   [Symbol.asyncIterator](): this {

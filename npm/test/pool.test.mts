@@ -4,6 +4,7 @@ import test from 'node:test'
 
 import { HobError, Pool } from 'hob'
 import type { PoolEvent } from 'hob'
+import { held, script } from 'hob/testing'
 
 import { hi, open, rejects, tick } from './support.mjs'
 
@@ -121,13 +122,11 @@ test('a progress function that throws stops the load', async () => {
   await using engine = await open()
   const thrown = new Error('no more')
   const onProgress = () => { throw thrown }
-  const { script, held } = await import('hob/testing')
   script(engine, 'hold', 'loadEnd')
-  const load = engine.load('chat', { onProgress })
+  const failed = rejects(engine.load('chat', { onProgress }), 'Callback')
   await held(engine, 'loadEnd')
-  await tick(20)
   script(engine, 'release', 'loadEnd')
-  const error = await rejects(load, 'Callback')
+  const error = await failed
   assert.equal(error.cause, thrown)
   assert.equal((await engine.load('chat')).id, 'chat')
 })

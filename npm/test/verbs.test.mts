@@ -113,6 +113,7 @@ test('looking at a model loads nothing; loading tells how far it is', async () =
   assert.deepEqual(told, [...told].sort((a, b) => a - b))
   assert.equal(told.at(-1), 1)
   assert.equal(engine.pool.status().entries[0]?.state, 'ready')
+  while (engine.availability === 'working') await new Promise((resolve) => setTimeout(resolve, 1))
   assert.equal(engine.availability, 'ready')
   assert.equal(engine.device.kind, 'fake')
 })
