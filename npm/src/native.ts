@@ -40,13 +40,13 @@ export interface NativeAnswer {
 
 /** What ends requests: cancelling one ends its children too. */
 export declare class NativeCancelToken {
-   constructor()
+  constructor()
   /** A token that is cancelled when this one is, and can be cancelled alone. */
-   child(): NativeCancelToken
+  child(): NativeCancelToken
   /** A child whose time is up after so many milliseconds. */
-   withDeadline(timeoutMs: number): NativeCancelToken
+  withDeadline(timeoutMs: number): NativeCancelToken
   /** Cancels. Returns whether this call was the one that did. */
-   cancel(): boolean
+  cancel(): boolean
   /** Why it is cancelled, if it is. */
   get reason(): 'cancelled' | 'timeout' | null
 }
@@ -54,9 +54,9 @@ export declare class NativeCancelToken {
 /** Bytes of the host's own on the account. */
 export declare class NativeCharge {
   /** Changes the charge; nothing after its end. */
-   set(bytes: number): void
+  set(bytes: number): void
   /** Takes it off the account. Whether this call did. */
-   end(): boolean
+  end(): boolean
 }
 
 /** Counters since the pool was made. */
@@ -160,29 +160,29 @@ export declare class NativeEngine {
   /** Requests taken on and not over. */
   get requests(): number
   /** The engine's pool. */
-   pool(): NativePool
+  pool(): NativePool
   /** Reads a model's configuration and headers. */
-   inspect(id: number, model: string, request: NativeRequest): void
+  inspect(id: number, model: string, request: NativeRequest): void
   /** What a model will take. */
-   estimate(id: number, model: string, request: NativeRequest): void
+  estimate(id: number, model: string, request: NativeRequest): void
   /** The verbs a model serves. */
-   capabilities(id: number, model: string): void
+  capabilities(id: number, model: string): void
   /** Makes a model resident; `progress` asks for letters on the way. */
-   load(id: number, model: string, request: NativeRequest, progress: boolean, cancel?: NativeCancelToken | undefined | null): void
+  load(id: number, model: string, request: NativeRequest, progress: boolean, cancel?: NativeCancelToken | undefined | null): void
   /** Starts generating. `id` is the number of its `ready` letters. */
-   generate(id: number, request: NativeGenerate, cancel?: NativeCancelToken | undefined | null): NativeStream
+  generate(id: number, request: NativeGenerate, cancel?: NativeCancelToken | undefined | null): NativeStream
   /** Turns texts into vectors. */
-   embed(id: number, request: NativeEmbed, cancel?: NativeCancelToken | undefined | null): void
+  embed(id: number, request: NativeEmbed, cancel?: NativeCancelToken | undefined | null): void
   /** Orders documents by a query. */
-   rerank(id: number, request: NativeRerank, cancel?: NativeCancelToken | undefined | null): void
+  rerank(id: number, request: NativeRerank, cancel?: NativeCancelToken | undefined | null): void
   /** How likely a completion is. */
-   score(id: number, request: NativeScoreRequest, cancel?: NativeCancelToken | undefined | null): void
+  score(id: number, request: NativeScoreRequest, cancel?: NativeCancelToken | undefined | null): void
   /** Which answer is the likeliest. */
-   decide(id: number, request: NativeDecide, cancel?: NativeCancelToken | undefined | null): void
+  decide(id: number, request: NativeDecide, cancel?: NativeCancelToken | undefined | null): void
   /** Holds back new loads. */
-   pause(id: number): void
+  pause(id: number): void
   /** Ends everything; the call ends with whether all had stopped by the engine's bound. */
-   close(id: number): void
+  close(id: number): void
 }
 
 /** How an engine is made. */
@@ -273,9 +273,9 @@ export interface NativeEvent {
 /** A subscription. */
 export declare class NativeEvents {
   /** The events that have come, or null: then a `ready` letter says when to look again. After the last one an empty list. */
-   look(): Array<NativePoolEvent> | null
+  look(): Array<NativePoolEvent> | null
   /** Ends the subscription. */
-   free(): void
+  free(): void
 }
 
 /** What an explicit evict did. */
@@ -340,7 +340,7 @@ export declare class NativeLease {
   /** Whether the pool has let the entry go. True also after the end. */
   get detached(): boolean
   /** Ends the use. Whether this call did. */
-   end(): boolean
+  end(): boolean
 }
 
 /** A letter of the mailbox. */
@@ -364,19 +364,19 @@ export interface NativeLetter {
 /** The mailbox of this environment. The package makes one. */
 export declare class NativeMailbox {
   /** `bell` is called in the event loop when there are letters. It does not keep the loop alive until `ref` is called. */
-   constructor(bell: () => void)
+  constructor(bell: () => void)
   /** The letters that have come, oldest first. */
-   take(): Array<NativeLetter>
+  take(): Array<NativeLetter>
   /** Keeps the event loop alive, until `unref`. */
-   ref(): void
+  ref(): void
   /** Lets the event loop end. */
-   unref(): void
+  unref(): void
   /** Cancels the call with this number, if it has not ended. */
-   cancel(id: number): void
+  cancel(id: number): void
   /** What a host's function said: `error` when it failed, else the bytes it gave, if any. */
-   answer(call: number, error?: string | undefined | null, bytes?: number | undefined | null): void
+  answer(call: number, error?: string | undefined | null, bytes?: number | undefined | null): void
   /** How far a host's load is, 0 to 1. */
-   report(call: number, fraction: number): void
+  report(call: number, fraction: number): void
 }
 
 /** Real bytes of the process on the device. */
@@ -422,7 +422,7 @@ export interface NativeModelInfo {
 /** While it lives, no load starts. */
 export declare class NativePause {
   /** Lets loads go on. Whether this call did. */
-   resume(): boolean
+  resume(): boolean
 }
 
 /** What an admission would do. */
@@ -444,51 +444,51 @@ export declare class NativePool {
   /** A pool without an engine. */
   static create(mailbox: NativeMailbox, options: NativePoolOptions): NativePool
   /** Makes a key resident. `id` is also the number of the letters that call the host's functions. */
-   admit(id: number, admission: NativeAdmission, cancel?: NativeCancelToken | undefined | null): void
+  admit(id: number, admission: NativeAdmission, cancel?: NativeCancelToken | undefined | null): void
   /** Begins a use of a resident entry; null when the pool does not hold it. */
-   beginUse(key: string, idle?: number | 'immediately' | 'never'): NativeLease | null
+  beginUse(key: string, idle?: number | 'immediately' | 'never'): NativeLease | null
   /** The token of a resident entry. */
-   peek(key: string): number | null
+  peek(key: string): number | null
   /** Refreshes a resident entry's clock. */
-   touch(key: string): boolean
+  touch(key: string): boolean
   /** Drops an entry without its release; the bytes taken off the account, or null. */
-   forget(key: string): number | null
+  forget(key: string): number | null
   /** Unloads an entry. */
-   evict(id: number, key: string, force: boolean): void
+  evict(id: number, key: string, force: boolean): void
   /** Unloads idle entries until the account is within the budget. */
-   trim(id: number): void
+  trim(id: number): void
   /** Unloads idle entries until so many bytes are free. */
-   makeRoom(id: number, bytes: number): void
+  makeRoom(id: number, bytes: number): void
   /** Unloads every entry that is past its idle time. */
-   sweep(id: number): void
+  sweep(id: number): void
   /** Pins an entry. */
-   pin(key: string): boolean
+  pin(key: string): boolean
   /** Undoes a pin. */
-   unpin(key: string): boolean
+  unpin(key: string): boolean
   /** Changes an entry's own idle policy; none is the pool's. */
-   setIdle(key: string, idle?: number | 'immediately' | 'never'): boolean
+  setIdle(key: string, idle?: number | 'immediately' | 'never'): boolean
   /** Changes the pool's idle policy. */
-   setDefaultIdle(idle: number | 'immediately' | 'never'): void
+  setDefaultIdle(idle: number | 'immediately' | 'never'): void
   /** Brings running idle countdowns forward; how many. */
-   accelerateIdle(graceMs: number): number
+  accelerateIdle(graceMs: number): number
   /** Changes the budget. */
-   setBudget(bytes: number): void
+  setBudget(bytes: number): void
   /** Corrects a resident entry's charge. */
-   setMeasured(token: number, bytes: number): boolean
+  setMeasured(token: number, bytes: number): boolean
   /** Puts bytes of the host's own on the account. */
-   charge(bytes: number): NativeCharge
+  charge(bytes: number): NativeCharge
   /** What an admission would do now. */
-   plan(key: string, cost: number, noRoom?: 'wait' | 'refuse' | 'loadAnyway'): NativePlan
+  plan(key: string, cost: number, noRoom?: 'wait' | 'refuse' | 'loadAnyway'): NativePlan
   /** A snapshot. */
-   status(): NativePoolStatus
+  status(): NativePoolStatus
   /** Whether the pool is closed or closing. */
   get closed(): boolean
   /** Subscribes to what happens from now on. `id` is the number of its `ready` letters. */
-   events(id: number, capacity: number): NativeEvents
+  events(id: number, capacity: number): NativeEvents
   /** Holds back new loads. */
-   pause(id: number): void
+  pause(id: number): void
   /** Closes the pool. */
-   close(id: number): void
+  close(id: number): void
 }
 
 /** Something that happened in a pool; which fields are there depends on `event`. */
@@ -676,13 +676,13 @@ export interface NativeScoreRequest {
 /** A stream of events. Its end by the garbage collector cancels the generation. */
 export declare class NativeStream {
   /** The events that have come, or null: then a `ready` letter says when to look again. After the last event an empty list. */
-   look(): Array<NativeEvent> | null
+  look(): Array<NativeEvent> | null
   /** Ends the generation with an error of kind `Cancelled`. */
-   cancel(): void
+  cancel(): void
   /** Ends the generation with what there is. */
-   stop(): void
+  stop(): void
   /** Cancels what still runs and lets go of it. */
-   free(): void
+  free(): void
 }
 
 /** The end of an answer. */

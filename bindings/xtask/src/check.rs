@@ -30,14 +30,26 @@ struct Generated {
     paths: &'static [&'static str],
 }
 
-/// The Swift and the npm skins join here as they come.
-const GENERATED: &[Generated] =
-    &[Generated { name: "the C header", command: header, paths: &["include/hob.h", "tests/c/exports.txt"] }];
+/// The Swift skin joins here as it comes.
+const GENERATED: &[Generated] = &[
+    Generated { name: "the C header", command: header, paths: &["include/hob.h", "tests/c/exports.txt"] },
+    Generated { name: "the addon's types", command: npm_types, paths: &[crate::npm::TYPES] },
+];
 
-/// This program again, with the verb that writes the header.
 fn header() -> Command {
+    this("header")
+}
+
+fn npm_types() -> Command {
+    let mut command = this("npm");
+    command.arg("types");
+    command
+}
+
+/// This program again, with the verb that writes the files.
+fn this(verb: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap_or_else(|_| "xtask".into()));
-    command.arg("header").current_dir(paths::root());
+    command.arg(verb).current_dir(paths::root());
     command
 }
 

@@ -58,23 +58,30 @@ pub(crate) fn lay_out(built: &Path, folder: &Path) -> Result<()> {
     elf::set_run_path(&lib.join(&soname), "$ORIGIN")?;
     link(&soname, &lib.join("libhob.so"))?;
     copy(&built.join("libhob_ffi.a"), &lib.join("libhob.a"))?;
-    // MLX and its linear algebra: the portable references; a machine's OpenBLAS may take their place (same names).
-    copy(&paths::native().join("mlx/lib/libmlx.so"), &lib.join("libmlx.so"))?;
-    elf::set_run_path(&lib.join("libmlx.so"), "$ORIGIN")?;
+    libraries(&lib)?;
+    write(&lib.join("pkgconfig/hob.pc"), &pkg_config()?)?;
+    write(&lib.join("cmake/Hob/HobConfig.cmake"), CMAKE)?;
+    write(&lib.join("cmake/Hob/HobConfigVersion.cmake"), &cmake_version()?)
+}
+
+/// Copies MLX and its linear algebra, which find each other wherever the folder is: the portable references; a machine's OpenBLAS
+/// may take their place (same names).
+pub(crate) fn libraries(folder: &Path) -> Result<()> {
+    let mlx = folder.join("libmlx.so");
+    copy(&paths::native().join("mlx/lib/libmlx.so"), &mlx)?;
+    elf::set_run_path(&mlx, "$ORIGIN")?;
     let libs = paths::native().join("mlx_cpu.libs");
     for place in [libs.clone(), libs.join("reference")] {
         for file in fs::read_dir(&place).at("read", &place)?.flatten() {
             let kind = file.file_type().at("read", &file.path())?;
             if kind.is_file() {
-                let to = lib.join(file.file_name());
+                let to = folder.join(file.file_name());
                 copy(&file.path(), &to)?;
                 elf::set_run_path(&to, "$ORIGIN")?;
             }
         }
     }
-    write(&lib.join("pkgconfig/hob.pc"), &pkg_config()?)?;
-    write(&lib.join("cmake/Hob/HobConfig.cmake"), CMAKE)?;
-    write(&lib.join("cmake/Hob/HobConfigVersion.cmake"), &cmake_version()?)
+    Ok(())
 }
 
 /// HOB_ABI_VERSION of the committed header.
@@ -121,7 +128,7 @@ fn cmake_version() -> Result<String> {
     ))
 }
 
-fn copy(from: &Path, to: &Path) -> Result<()> {
+pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::copy(from, to).at("copy", from).map(|_| ())
 }
 

@@ -38,6 +38,9 @@ pub(crate) enum Step {
         #[arg(last = true)]
         extra: Vec<String>,
     },
+    /// Write the addon's types anew, without Node
+    #[command(hide = true)]
+    Types,
     /// Measure the binding
     Bench,
 }
@@ -66,6 +69,7 @@ pub(crate) fn run(step: Option<&Step>) -> Result<()> {
             Ok(())
         }
         Some(Step::Dist { folder, dev }) => dist::run(folder.as_deref(), *dev),
+        Some(Step::Types) => addon(false).map(|_| ()),
         Some(Step::Test { runtime, extra }) => test(*runtime, extra),
         Some(Step::Bench) => {
             addon(true)?;
@@ -123,15 +127,18 @@ fn platform() -> Result<&'static str> {
 /// The package's JavaScript and declarations, in npm/dist.
 fn build() -> Result<()> {
     dependencies(&folder())?;
-    ui::step("npm: compile", |_| {
-        let dist = folder().join("dist");
-        if dist.exists() {
-            fs::remove_dir_all(&dist).at("empty", &dist)?;
-        }
-        let mut tsc = Command::new("node");
-        capture(tsc.args(["node_modules/typescript/bin/tsc", "--project", "tsconfig.json"]).current_dir(folder()), |_| ())
-            .map(|_| ())
-    })
+    ui::step("npm: compile", |_| compile(&folder(), "tsconfig.json", "dist"))
+}
+
+/// Runs the TypeScript compiler, into a folder that holds nothing older.
+fn compile(folder: &Path, project: &str, to: &str) -> Result<()> {
+    let to = folder.join(to);
+    if to.exists() {
+        fs::remove_dir_all(&to).at("empty", &to)?;
+    }
+    let mut tsc = Command::new("node");
+    tsc.args(["node_modules/typescript/bin/tsc", "--project", project]).current_dir(folder);
+    capture(&mut tsc, |_| ()).map(|_| ())
 }
 
 /// What package-lock.json names, when it is not there yet.
@@ -171,23 +178,16 @@ fn test(runtime: Runtime, extra: &[String]) -> Result<()> {
     addon(false)?;
     build()?;
     let home = folder();
-    ui::step("npm: compile the tests", |_| {
-        let build = home.join("build");
-        if build.exists() {
-            fs::remove_dir_all(&build).at("empty", &build)?;
-        }
-        let mut tsc = Command::new("node");
-        tsc.args(["node_modules/typescript/bin/tsc", "--project", "test/tsconfig.json"]).current_dir(&home);
-        capture(&mut tsc, |_| ()).map(|_| ())
-    })?;
-    let packed = target_of_tests()?;
+    ui::step("npm: compile the tests", |_| compile(&home, "test/tsconfig.json", "build"))?;
+    let packed = Workspace::read()?.target_directory()?.join("npm-test");
     if runtime == Runtime::Node {
         dist::run(Some(&packed), true)?;
     }
-    let mut files: Vec<String> = fs::read_dir(home.join("build/test"))
-        .at("read", &home.join("build/test"))?
+    let tests = home.join("build/test");
+    let mut files: Vec<String> = fs::read_dir(&tests)
+        .at("read", &tests)?
         .flatten()
-        .map(|entry| format!("build/test/{}", entry.file_name().to_string_lossy()))
+        .map(|entry| format!("./build/test/{}", entry.file_name().to_string_lossy()))
         .filter(|name| name.ends_with(".test.mjs"))
         .collect();
     files.sort();
@@ -198,18 +198,14 @@ fn test(runtime: Runtime, extra: &[String]) -> Result<()> {
             node
         }
         Runtime::Bun => {
-            let mut bun = Command::new(home.join("node_modules/.bin/bun"));
-            bun.args(["test", "--timeout", "300000"]);
+            // Bun tells its counts on standard error; they are read off standard output.
+            let mut bun = Command::new("sh");
+            bun.args(["-c", "exec \"$@\" 2>&1", "sh", "node_modules/.bin/bun", "test", "--timeout", "300000"]);
             bun
         }
     };
-    let prefix = if runtime == Runtime::Bun { "./" } else { "" };
-    command.args(extra).args(files.iter().map(|file| format!("{prefix}{file}"))).current_dir(&home).env("HOB_NPM_DIST", packed);
+    command.args(extra).args(files).current_dir(&home).env("HOB_NPM_DIST", packed);
     open(&mut command)
-}
-
-fn target_of_tests() -> Result<PathBuf> {
-    Ok(Workspace::read()?.target_directory()?.join("npm-test"))
 }
 
 fn write_if_new(path: &Path, text: &str) -> Result<()> {
