@@ -22,7 +22,8 @@ test('import and require give one implementation', () => {
   const cjs = require('hob') as typeof esm
   assert.equal(cjs.HobError, esm.HobError)
   assert.equal(cjs.Engine, esm.Engine)
-  assert.deepEqual(Object.keys(cjs).sort(), Object.keys(esm).filter((name) => name !== 'default').sort())
+  // The runtimes add names of their own, such as default and __esModule.
+  assert.deepEqual(Object.keys(cjs).sort(), Object.keys(esm).filter((name) => /^[A-Z]/.test(name)).sort())
 })
 
 test('importing loads no addon; a missing or wrong one is an error that lists what was tried', async () => {

@@ -49,7 +49,10 @@ pub(super) fn run(folder: Option<&Path>, dev: bool) -> Result<()> {
     elf::set_run_path(&hob, "$ORIGIN")?;
     libraries(&native)?;
     write(&native.join("package.json"), &of_platform(&name, &manifest))?;
-    write(&native.join("README.md"), &format!("# {name}\n\nThe addon of [hob](https://www.npmjs.com/package/hob) for this platform, with MLX. Install `hob`.\n"))?;
+    write(
+        &native.join("README.md"),
+        &format!("# {name}\n\nThe addon of [hob](https://www.npmjs.com/package/hob) for this platform, with MLX. Install `hob`.\n"),
+    )?;
     ui::step("npm pack", |_| {
         for package in [&main, &native] {
             capture(Command::new("npm").args(["pack", "--pack-destination"]).arg(&folder).arg(package), |_| ())?;
