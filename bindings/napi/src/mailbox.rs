@@ -35,7 +35,7 @@ type Bell = ThreadsafeFunction<(), (), (), Status, false, true, 0>;
 /// A letter to JavaScript, before it is made of its values.
 pub(crate) enum Letter {
     /// A call's end.
-    Settled(u64, hob::Result<Value>),
+    Settled(u64, Box<hob::Result<Value>>),
     /// How far a load is.
     Progress(u64, f64),
     /// A stream or a subscription has something to look at.
@@ -215,7 +215,7 @@ impl Reply {
     fn settle(&mut self, result: hob::Result<Value>) {
         self.sent = true;
         self.mailbox.post.cancels.lock().remove(&self.id);
-        self.mailbox.send(Letter::Settled(self.id, result));
+        self.mailbox.send(Letter::Settled(self.id, Box::new(result)));
     }
 }
 
@@ -344,9 +344,12 @@ impl From<Letter> for NativeLetter {
     fn from(letter: Letter) -> Self {
         let empty = Self { kind: "", id: 0.0, value: None, error: None, call: None, token: None, fraction: None };
         match letter {
-            Letter::Settled(id, Ok(value)) => Self { kind: "settled", id: number(id), value: Some(value), ..empty },
-            Letter::Settled(id, Err(error)) => {
-                Self { kind: "settled", id: number(id), error: Some(NativeFailure::from(&error)), ..empty }
+            Letter::Settled(id, result) => {
+                let (value, error) = match *result {
+                    Ok(value) => (Some(value), None),
+                    Err(error) => (None, Some(NativeFailure::from(&error))),
+                };
+                Self { kind: "settled", id: number(id), value, error, ..empty }
             }
             Letter::Progress(id, fraction) => Self { kind: "progress", id: number(id), fraction: Some(fraction), ..empty },
             Letter::Ready(id) => Self { kind: "ready", id: number(id), ..empty },
