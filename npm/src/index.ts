@@ -11,7 +11,7 @@ export { HobError } from './errors.js'
 export type { ErrorCode } from './errors.js'
 export { Charge, Lease, Pause, Pool, PoolEvents } from './pool.js'
 export type {
-  Admission, Admitted, Counters, EntryStatus, Evicted, Key, LoadContext, Memory, Plan, PoolEvent, PoolOptions, PoolStatus,
+  Admission, Admitted, Counters, EntryStatus, Evicted, Failure, Key, LoadContext, Memory, Plan, PoolEvent, PoolOptions, PoolStatus,
   Reclaimed, UnloadReason,
 } from './pool.js'
 export type {

@@ -12,7 +12,8 @@ import type { Idle, NoRoom } from './requests.js'
 import { Turns } from './turns.js'
 
 export type {
-  NativeCounters as Counters, NativeEntryStatus as EntryStatus, NativeEvicted as Evicted, NativeMemory as Memory,
+  NativeCounters as Counters, NativeEntryStatus as EntryStatus, NativeEvicted as Evicted, NativeFailure as Failure,
+  NativeMemory as Memory,
   NativePlan as Plan, NativePoolStatus as PoolStatus, NativeReclaimed as Reclaimed,
 } from './native.js'
 
