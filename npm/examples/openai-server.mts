@@ -118,9 +118,12 @@ async function readBody(request: Request, limit: number): Promise<Body | undefin
   if (Number(request.headers.get('content-length')) > limit) throw tooLarge()
   const pieces: Uint8Array[] = []
   let size = 0
-  for await (const piece of (request.body ?? []) as AsyncIterable<Uint8Array>) {
-    if ((size += piece.byteLength) > limit) throw tooLarge()
-    pieces.push(piece)
+  // Not `for await`: leaving it would cancel the body, and with it the connection that the refusal is to go over.
+  for (const reader = request.body?.getReader(); reader !== undefined; ) {
+    const { done, value } = await reader.read()
+    if (done) break
+    if ((size += value.byteLength) > limit) throw tooLarge()
+    pieces.push(value)
   }
   if (size === 0) return undefined
   let body: unknown
