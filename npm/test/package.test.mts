@@ -112,6 +112,8 @@ test('the two archives, installed into an empty folder, work without a toolchain
   assert.match(doctor, /addon .*node_modules\/hob-linux-x64-gnu\/hob\.node/)
   // CommonJS, and types for both.
   execFileSync(process.execPath, ['-e', "if (typeof require('hob').Engine.open !== 'function') process.exit(1)"], { cwd: folder, env })
+  // The AI SDK's provider needs nothing of the SDK to run.
+  execFileSync(process.execPath, ['-e', "if (typeof require('hob/ai').createHob !== 'function') process.exit(1)"], { cwd: folder, env })
   for (const name of ['use.mts', 'use.cts']) {
     writeFileSync(join(folder, name), `import { Engine, HobError } from 'hob'
       import type { StreamEvent } from 'hob'
