@@ -171,12 +171,28 @@ test('an abort ends the generation, before it starts and while it runs', async (
     if (part.type === 'text-delta') second.abort()
   }
   assert.equal(kinds.at(-1), 'abort')
-  // And one that is no longer read stops by itself.
-  const { stream } = await model.doStream({ prompt: [{ role: 'user', content: [{ type: 'text', text: 'hi' }] }] })
-  const reader = stream.getReader()
-  await reader.read()
-  await reader.cancel()
+  // Beneath the SDK, as of fetch: the stream fails with the signal's reason.
+  const prompt = [{ role: 'user' as const, content: [{ type: 'text' as const, text: 'hi' }] }]
+  const third = new AbortController()
+  const cut = (await model.doStream({ prompt, abortSignal: third.signal })).stream.getReader()
+  third.abort(new Error('mine'))
+  await assert.rejects(async () => {
+    while (!(await cut.read()).done);
+  }, /mine/)
+  // And one that is no longer read stops by itself: the device takes one step at a time, and few of 3,000.
   while (engine.requests > 0) await tick(1)
+  const before = count(engine, 'step')
+  script(engine, 'hold', 'step')
+  const asked = model.doStream({ prompt })
+  await held(engine, 'step')
+  script(engine, 'pass', 'step')
+  await (await asked).stream.cancel()
+  for (let rounds = 0; engine.requests > 0 && rounds < 1000; rounds++) {
+    script(engine, 'pass', 'step')
+    await tick(1)
+  }
+  assert.equal(engine.requests, 0)
+  assert.ok(count(engine, 'step') - before < 50, `${count(engine, 'step') - before} steps`)
 })
 
 test('failures have the SDK\'s kinds and stay HobErrors', async () => {
