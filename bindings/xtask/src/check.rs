@@ -30,11 +30,17 @@ struct Generated {
     paths: &'static [&'static str],
 }
 
-/// The npm skin joins here as it comes.
 const GENERATED: &[Generated] = &[
-    Generated { name: "C header", command: || this("header"), paths: &["include/hob.h", "tests/c/exports.txt"] },
+    Generated { name: "the C header", command: || this("header"), paths: &["include/hob.h", "tests/c/exports.txt"] },
     Generated { name: "Swift", command: || this("swift"), paths: &["swift/Sources/HobUniFFI", "swift/Sources/CHobUniFFI"] },
+    Generated { name: "the addon's types", command: npm_types, paths: &[crate::npm::TYPES] },
 ];
+
+fn npm_types() -> Command {
+    let mut command = this("npm");
+    command.arg("types");
+    command
+}
 
 /// This program again, with the verb that writes something.
 fn this(verb: &str) -> Command {

@@ -64,18 +64,24 @@ pub(crate) fn lay_out(built: &Path, folder: &Path) -> Result<()> {
 
 /// Copies a library of Hob's and beside it what it needs: together they can be moved anywhere.
 pub(crate) fn library(built: &Path, to: &Path) -> Result<()> {
-    let lib = to.parent().ok_or_else(|| Error::new(format!("{} is in no folder", to.display())))?;
+    let folder = to.parent().ok_or_else(|| Error::new(format!("{} is in no folder", to.display())))?;
     copy(built, to)?;
     elf::set_run_path(to, "$ORIGIN")?;
-    // MLX and its linear algebra: the portable references; a machine's OpenBLAS may take their place (same names).
-    copy(&paths::native().join("mlx/lib/libmlx.so"), &lib.join("libmlx.so"))?;
-    elf::set_run_path(&lib.join("libmlx.so"), "$ORIGIN")?;
+    libraries(folder)
+}
+
+/// Copies MLX and its linear algebra, which find each other wherever the folder is: the portable references; a machine's OpenBLAS
+/// may take their place (same names).
+pub(crate) fn libraries(folder: &Path) -> Result<()> {
+    let mlx = folder.join("libmlx.so");
+    copy(&paths::native().join("mlx/lib/libmlx.so"), &mlx)?;
+    elf::set_run_path(&mlx, "$ORIGIN")?;
     let libs = paths::native().join("mlx_cpu.libs");
     for place in [libs.clone(), libs.join("reference")] {
         for file in fs::read_dir(&place).at("read", &place)?.flatten() {
             let kind = file.file_type().at("read", &file.path())?;
             if kind.is_file() {
-                let to = lib.join(file.file_name());
+                let to = folder.join(file.file_name());
                 copy(&file.path(), &to)?;
                 elf::set_run_path(&to, "$ORIGIN")?;
             }

@@ -12,6 +12,7 @@ mod error;
 mod header;
 mod models;
 mod mutants;
+mod npm;
 mod paths;
 mod proc;
 mod setup;
@@ -96,6 +97,11 @@ enum Verb {
         #[command(subcommand)]
         verb: Option<swift::Verb>,
     },
+    /// Build the package `hob` for Node and Bun: the addon (npm/native), its types, the JavaScript (npm/dist)
+    Npm {
+        #[command(subcommand)]
+        step: Option<npm::Step>,
+    },
     /// Measure: core's own benchmarks, then Hob beside other stacks, printed as ratios
     Bench {
         /// Only this one: criterion, c or peers
@@ -149,6 +155,7 @@ fn run(verb: Verb) -> Result<()> {
         Verb::Swift { verb } => swift::run(verb),
         Verb::C { sanitize } => c::run(sanitize),
         Verb::Fuzz { runs } => c::fuzz(runs),
+        Verb::Npm { step } => npm::run(step.as_ref()),
         Verb::Bench { only, rounds, extra } => bench::run(&bench::Options { only, rounds, extra }),
         Verb::Mutants { scripted, generated, only, shard, extra } => {
             mutants::run(&mutants::Options { scripted, generated, only, shard, extra })

@@ -26,7 +26,6 @@ struct Suite {
     command: fn(&Workspace) -> std::result::Result<Command, &'static str>,
 }
 
-/// Node and Bun join here as they come.
 const SUITES: &[Suite] = &[
     Suite { name: "rust", about: "unit, golden, real-model and documentation tests", read: tally::cargo, command: rust },
     Suite { name: "shuttle", about: "schedules of the pool, explored", read: tally::cargo, command: shuttle },
@@ -35,6 +34,8 @@ const SUITES: &[Suite] = &[
     Suite { name: "fuzz", about: "the C ABI fed with structs and messages of any content", read: tally::cargo, command: fuzz },
     Suite { name: "c-tsan", about: "the C ABI under ThreadSanitizer, Rust and C", read: tally::cargo, command: c_tsan },
     Suite { name: "swift", about: "the Swift package: scripted device, real models, examples", read: tally::swift, command: swift },
+    Suite { name: "node", about: "the npm package under Node, and packed", read: tally::node, command: node },
+    Suite { name: "bun", about: "the npm package under Bun", read: tally::bun, command: bun },
 ];
 
 fn rust(workspace: &Workspace) -> std::result::Result<Command, &'static str> {
@@ -96,6 +97,24 @@ fn sanitized(sanitizer: &'static str) -> std::result::Result<Command, &'static s
     Ok(c_programs(&["--sanitize", sanitizer]))
 }
 
+fn node(_: &Workspace) -> std::result::Result<Command, &'static str> {
+    npm("node")
+}
+
+fn bun(_: &Workspace) -> std::result::Result<Command, &'static str> {
+    npm("bun")
+}
+
+fn npm(runtime: &str) -> std::result::Result<Command, &'static str> {
+    if !crate::npm::available() {
+        return Err("needs Node 20 or newer with npm (https://nodejs.org)");
+    }
+    let mut command = this();
+    // The rest is for the runtime's own test runner.
+    command.args(["npm", "test", runtime, "--"]);
+    Ok(command)
+}
+
 /// This program again, with the verb that runs the C programs.
 fn c_programs(arguments: &[&str]) -> Command {
     let mut command = xtask("c");
@@ -104,8 +123,14 @@ fn c_programs(arguments: &[&str]) -> Command {
 }
 
 fn xtask(verb: &str) -> Command {
+    let mut command = this();
+    command.arg(verb);
+    command
+}
+
+fn this() -> Command {
     let mut command = Command::new(env::current_exe().unwrap_or_else(|_| "xtask".into()));
-    command.arg(verb).current_dir(paths::root());
+    command.current_dir(paths::root());
     command
 }
 

@@ -44,6 +44,30 @@ pub(crate) fn swift(line: &str) -> Option<Tally> {
     Some(tally)
 }
 
+/// Node's, one line for each count: `ℹ pass 5`
+pub(crate) fn node(line: &str) -> Option<Tally> {
+    let (name, count) = line.trim().strip_prefix('ℹ')?.trim().split_once(' ')?;
+    one(name, count)
+}
+
+/// Bun's, one line for each count: ` 5 pass`
+pub(crate) fn bun(line: &str) -> Option<Tally> {
+    let (count, name) = line.strip_prefix(' ')?.trim().split_once(' ')?;
+    one(name, count)
+}
+
+fn one(name: &str, count: &str) -> Option<Tally> {
+    let (mut tally, count) = (Tally::default(), count.parse().ok()?);
+    match name {
+        "pass" => tally.passed = count,
+        // A test that was cancelled did not pass.
+        "fail" | "cancelled" => tally.failed = count,
+        "skip" | "skipped" => tally.skipped = count,
+        _ => return None,
+    }
+    Some(tally)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,6 +89,17 @@ mod tests {
             "",
         ] {
             assert_eq!(swift(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn lines_of_node_and_bun_are_read() {
+        assert_eq!(node("ℹ pass 12"), Some(Tally { passed: 12, ..Tally::default() }));
+        assert_eq!(node("ℹ cancelled 1"), Some(Tally { failed: 1, ..Tally::default() }));
+        assert_eq!(bun(" 2 skip"), Some(Tally { skipped: 2, ..Tally::default() }));
+        assert_eq!(bun(" 0 fail"), Some(Tally::default()));
+        for line in ["ℹ tests 12", "ℹ duration_ms 5.5", "pass 5", " 40 expect() calls", "(pass) 5 pass", ""] {
+            assert_eq!(node(line).or(bun(line)), None, "{line}");
         }
     }
 

@@ -1,0 +1,363 @@
+//! How the core's answers reach an environment's JavaScript.
+//!
+//! Each environment (the main thread, a worker) has one mailbox: a queue here, and one threadsafe function that rings a bell in
+//! its event loop. JavaScript then takes the letters. Two consequences:
+//!
+//! - Many answers cost one ring.
+//! - When the environment goes, the threadsafe function's own state is dropped, whatever else is under way. That closes the
+//!   queue: letters are dropped here, where they are values of Rust, callers of JavaScript's functions are told, and everything
+//!   the environment had asked for is cancelled (hazard L8).
+//!
+//! Futures run on [`runtime`], not on napi's tokio: the core's need no particular executor, and one small thread that is never
+//! stopped has no order of ending to get wrong at a process's exit.
+
+use std::collections::{HashMap, VecDeque};
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::Poll;
+
+use hob::pool::{Progress, Runtime, Spawn, Token};
+use hob::{CancelToken, Error, ErrorKind};
+use napi::bindgen_prelude::Function;
+use napi::threadsafe_function::{ThreadsafeFunction, ThreadsafeFunctionCallMode};
+use napi::{Env, Status, sys};
+use napi_derive::napi;
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use crate::error::{NativeFailure, Refusal, enter, number, whole};
+use crate::results::{NativeLetter, Value};
+
+type Bell = ThreadsafeFunction<(), (), (), Status, false, true, 0>;
+
+/// A letter to JavaScript, before it is made of its values.
+pub(crate) enum Letter {
+    /// A call's end.
+    Settled(u64, Box<hob::Result<Value>>),
+    /// How far a load is.
+    Progress(u64, f64),
+    /// A stream or a subscription has something to look at.
+    Ready(u64),
+    /// A function of the host's is to be run.
+    Call { id: u64, call: u64, what: What, token: Token },
+    /// Nobody waits for that run any more.
+    Abort(u64),
+    /// The functions of an admission are no longer needed.
+    Forget(u64),
+}
+
+/// The host's functions of an admission.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum What {
+    Estimate,
+    Load,
+    Release,
+}
+
+impl What {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Estimate => "estimate",
+            Self::Load => "load",
+            Self::Release => "release",
+        }
+    }
+}
+
+#[derive(Default)]
+struct Inbox {
+    letters: VecDeque<Letter>,
+    /// The bell has rung and nobody has looked yet.
+    rung: bool,
+    closed: bool,
+}
+
+/// A run of a host's function that has not ended.
+struct Run {
+    answer: oneshot::Sender<Result<Option<u64>, String>>,
+    progress: Option<Progress>,
+}
+
+/// What is left when the threadsafe function is gone.
+pub(crate) struct Post {
+    inbox: Mutex<Inbox>,
+    runs: Mutex<HashMap<u64, Run>>,
+    cancels: Mutex<HashMap<u64, CancelToken>>,
+    last_run: AtomicU64,
+    /// Parent of all that the environment asks for.
+    alive: CancelToken,
+}
+
+impl Post {
+    fn close(&self) {
+        let letters = {
+            let mut inbox = self.inbox.lock();
+            inbox.closed = true;
+            std::mem::take(&mut inbox.letters)
+        };
+        // Whoever waits for one of these functions is told by its sender's end.
+        let runs = std::mem::take(&mut *self.runs.lock());
+        let cancels = std::mem::take(&mut *self.cancels.lock());
+        self.alive.cancel();
+        drop((letters, runs, cancels));
+    }
+}
+
+/// Lives in the threadsafe function, and goes with it.
+struct Tenant(Arc<Post>);
+
+impl Drop for Tenant {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// One environment's mailbox. Any thread may post.
+pub(crate) struct Mailbox {
+    post: Arc<Post>,
+    bell: Bell,
+}
+
+impl Mailbox {
+    /// Puts a letter into the queue. False when the environment is gone; the letter is dropped then.
+    pub(crate) fn send(&self, letter: Letter) -> bool {
+        let ring = {
+            let mut inbox = self.post.inbox.lock();
+            if inbox.closed {
+                return false;
+            }
+            inbox.letters.push_back(letter);
+            !std::mem::replace(&mut inbox.rung, true)
+        };
+        if ring {
+            // A throw of the dispatcher's is caught here and not taken to be the host's uncaught exception.
+            self.bell.call_with_return_value((), ThreadsafeFunctionCallMode::NonBlocking, |_, _| Ok(()));
+        }
+        true
+    }
+
+    /// The token of a request: a child of the caller's, else of the environment's.
+    pub(crate) fn token(&self, parent: Option<&CancelToken>) -> CancelToken {
+        parent.unwrap_or(&self.post.alive).child()
+    }
+
+    /// Runs a future of the core; its end is the call's. `token` is what [`NativeMailbox::cancel`] with its number cancels.
+    pub(crate) fn run<F>(self: &Arc<Self>, id: u64, token: CancelToken, future: F) -> hob::Result<()>
+    where
+        F: Future<Output = hob::Result<Value>> + Send + 'static,
+    {
+        self.post.cancels.lock().insert(id, token);
+        let mut reply = Reply { mailbox: Arc::clone(self), id, sent: false };
+        runtime()?.spawn(Box::pin(async move {
+            let result = future.await;
+            reply.settle(result);
+        }));
+        Ok(())
+    }
+
+    /// Runs a host's function in its event loop and waits for what it says. While nobody needs the result any more (`cancel`) its
+    /// signal is aborted; it is waited for all the same.
+    pub(crate) async fn call(
+        &self,
+        id: u64,
+        what: What,
+        token: Token,
+        cancel: Option<CancelToken>,
+        progress: Option<Progress>,
+    ) -> hob::Result<Option<u64>> {
+        let gone = || {
+            let text = format!("the {} function cannot run: the JavaScript environment that gave it has ended", what.name());
+            Error::new(ErrorKind::Callback, text)
+        };
+        let call = self.post.last_run.fetch_add(1, Ordering::Relaxed) + 1;
+        let (answer, answered) = oneshot::channel();
+        self.post.runs.lock().insert(call, Run { answer, progress });
+        if !self.send(Letter::Call { id, call, what, token }) {
+            self.post.runs.lock().remove(&call);
+            return Err(gone());
+        }
+        let mut answered = pin!(answered);
+        let mut cancelled = cancel.as_ref().map(|cancel| Box::pin(cancel.cancelled()));
+        let answer = poll_fn(|context| {
+            if let Poll::Ready(answer) = answered.as_mut().poll(context) {
+                return Poll::Ready(answer);
+            }
+            if cancelled.as_mut().is_some_and(|cancelled| cancelled.as_mut().poll(context).is_ready()) {
+                cancelled = None;
+                self.send(Letter::Abort(call));
+            }
+            Poll::Pending
+        });
+        match answer.await {
+            Ok(Ok(bytes)) => Ok(bytes),
+            Ok(Err(message)) => {
+                // A load that ends because it was asked to did not fail.
+                if let Some(cancel) = &cancel {
+                    cancel.check()?;
+                }
+                Err(Error::new(ErrorKind::Callback, format!("the {} function failed", what.name())).with_source(message))
+            }
+            Err(_) => Err(gone()),
+        }
+    }
+}
+
+/// Settles a call exactly once: also when its future panicked, or was dropped with its executor.
+struct Reply {
+    mailbox: Arc<Mailbox>,
+    id: u64,
+    sent: bool,
+}
+
+impl Reply {
+    fn settle(&mut self, result: hob::Result<Value>) {
+        self.sent = true;
+        self.mailbox.post.cancels.lock().remove(&self.id);
+        self.mailbox.send(Letter::Settled(self.id, Box::new(result)));
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if !self.sent {
+            self.settle(Err(Error::new(ErrorKind::Internal, "a call ended without an answer; this is a fault in Hob")));
+        }
+    }
+}
+
+/// The executor of the process's futures. It is never stopped: a process ends under it.
+pub(crate) fn runtime() -> hob::Result<&'static Arc<Runtime>> {
+    static RUNTIME: OnceLock<hob::Result<Arc<Runtime>>> = OnceLock::new();
+    RUNTIME.get_or_init(|| Runtime::start("hob-napi").map(Arc::new)).as_ref().map_err(Clone::clone)
+}
+
+/// The mailbox of this environment. The package makes one.
+#[napi]
+pub struct NativeMailbox {
+    pub(crate) mailbox: Arc<Mailbox>,
+}
+
+#[napi]
+impl NativeMailbox {
+    /// `bell` is called in the event loop when there are letters. It does not keep the loop alive until `ref` is called.
+    #[napi(constructor)]
+    pub fn new(bell: Function<'_, (), ()>) -> napi::Result<Self> {
+        let post = Arc::new(Post {
+            inbox: Mutex::default(),
+            runs: Mutex::default(),
+            cancels: Mutex::default(),
+            last_run: AtomicU64::new(0),
+            alive: CancelToken::new(),
+        });
+        let tenant = Tenant(Arc::clone(&post));
+        let bell = bell.build_threadsafe_function::<()>().weak::<true>().build_callback(move |_| {
+            let _tenant = &tenant;
+            Ok(())
+        })?;
+        Ok(Self { mailbox: Arc::new(Mailbox { post, bell }) })
+    }
+
+    /// The letters that have come, oldest first.
+    #[napi]
+    pub fn take(&self) -> Result<Vec<NativeLetter>, Refusal> {
+        enter(|| {
+            let letters = {
+                let mut inbox = self.mailbox.post.inbox.lock();
+                inbox.rung = false;
+                std::mem::take(&mut inbox.letters)
+            };
+            Ok(letters.into_iter().map(NativeLetter::from).collect())
+        })
+    }
+
+    /// Keeps the event loop alive, until `unref`.
+    #[napi(js_name = "ref")]
+    pub fn refer(&self, env: Env) {
+        // SAFETY: on the environment's thread, and not after its end.
+        self.with_bell(|bell| unsafe { sys::napi_ref_threadsafe_function(env.raw(), bell) });
+    }
+
+    /// Lets the event loop end.
+    #[napi]
+    pub fn unref(&self, env: Env) {
+        // SAFETY: as above.
+        self.with_bell(|bell| unsafe { sys::napi_unref_threadsafe_function(env.raw(), bell) });
+    }
+
+    fn with_bell(&self, act: impl FnOnce(sys::napi_threadsafe_function) -> sys::napi_status) {
+        let handle = &self.mailbox.bell.handle;
+        handle.with_read_aborted(|aborted| {
+            if !aborted {
+                // A failure only means that the environment is ending.
+                let _ = act(handle.get_raw());
+            }
+        });
+    }
+
+    /// Cancels the call with this number, if it has not ended.
+    #[napi]
+    pub fn cancel(&self, id: f64) -> Result<(), Refusal> {
+        enter(|| {
+            let token = self.mailbox.post.cancels.lock().get(&whole("id", id)?).cloned();
+            if let Some(token) = token {
+                token.cancel();
+            }
+            Ok(())
+        })
+    }
+
+    /// What a host's function said: `error` when it failed, else the bytes it gave, if any.
+    #[napi]
+    pub fn answer(&self, call: f64, error: Option<String>, bytes: Option<f64>) -> Result<(), Refusal> {
+        enter(|| {
+            let run = self.mailbox.post.runs.lock().remove(&whole("call", call)?);
+            let Some(run) = run else { return Ok(()) };
+            let answer = match (error, bytes) {
+                (Some(error), _) => Err(error),
+                (None, Some(bytes)) => whole("bytes", bytes).map(Some).map_err(|error| error.message().to_owned()),
+                (None, None) => Ok(None),
+            };
+            // Nobody waits for it when the pool is gone.
+            let _ = run.answer.send(answer);
+            Ok(())
+        })
+    }
+
+    /// How far a host's load is, 0 to 1.
+    #[napi]
+    pub fn report(&self, call: f64, fraction: f64) -> Result<(), Refusal> {
+        enter(|| {
+            let call = whole("call", call)?;
+            let progress = self.mailbox.post.runs.lock().get(&call).and_then(|run| run.progress.clone());
+            if let Some(progress) = progress {
+                #[allow(clippy::cast_possible_truncation)] // a fraction
+                progress.report(fraction as f32);
+            }
+            Ok(())
+        })
+    }
+}
+
+impl From<Letter> for NativeLetter {
+    fn from(letter: Letter) -> Self {
+        let empty = Self { kind: "", id: 0.0, value: None, error: None, call: None, token: None, fraction: None };
+        match letter {
+            Letter::Settled(id, result) => {
+                let (value, error) = match *result {
+                    Ok(value) => (Some(value), None),
+                    Err(error) => (None, Some(NativeFailure::from(&error))),
+                };
+                Self { kind: "settled", id: number(id), value, error, ..empty }
+            }
+            Letter::Progress(id, fraction) => Self { kind: "progress", id: number(id), fraction: Some(fraction), ..empty },
+            Letter::Ready(id) => Self { kind: "ready", id: number(id), ..empty },
+            Letter::Call { id, call, what, token } => {
+                Self { kind: what.name(), id: number(id), call: Some(number(call)), token: Some(number(token.as_u64())), ..empty }
+            }
+            Letter::Abort(call) => Self { kind: "abort", call: Some(number(call)), ..empty },
+            Letter::Forget(id) => Self { kind: "forget", id: number(id), ..empty },
+        }
+    }
+}

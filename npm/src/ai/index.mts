@@ -1,0 +1,2 @@
+// One implementation, whichever way it is imported.
+export * from './index.js'

@@ -1,0 +1,213 @@
+import { asHobError, HobError, invalid } from './errors.js'
+import type { ErrorCode } from './errors.js'
+import { load } from './loader.js'
+import type { Addon } from './loader.js'
+import type { NativeLetter, NativeMailbox } from './native.js'
+
+/** What a host gives with an admission. */
+export interface Functions {
+  estimate?: (() => number | Promise<number>) | undefined
+  load: (context: { token: number; signal: AbortSignal; progress: (fraction: number) => void }) => unknown
+  release?: ((token: number) => unknown) | undefined
+}
+
+interface Pending {
+  resolve: (value: unknown) => void
+  reject: (error: HobError) => void
+  signal?: AbortSignal | undefined
+  onAbort?: () => void
+  onProgress?: ((fraction: number) => void) | undefined
+  /** An error that the host's own function threw, and whether the call was cancelled because of it. */
+  thrown?: { error: unknown; stopped: boolean }
+}
+
+/** How a call is made. */
+export interface CallOptions {
+  signal?: AbortSignal | undefined
+  onProgress?: ((fraction: number) => void) | undefined
+  functions?: Functions
+}
+
+/**
+ * All calls of this thread into the addon: who waits for which answer. The addon rings once for many answers; while somebody
+ * waits the event loop is kept alive.
+ */
+class Calls {
+  readonly addon: Addon
+  readonly mailbox: NativeMailbox
+  #pending = new Map<number, Pending>()
+  #waiting = new Map<number, () => void>()
+  #functions = new Map<number, Functions>()
+  #runs = new Map<number, AbortController>()
+  #last = 0
+  #alive = 0
+
+  constructor() {
+    this.addon = load().addon
+    this.mailbox = new this.addon.NativeMailbox(() => this.#deliver())
+  }
+
+  /** A number for a call, a stream or a subscription. */
+  number(): number {
+    return ++this.#last
+  }
+
+  /** Starts a call by its number and waits for its end. Never throws: what goes wrong is the promise's. */
+  call<T>(start: (id: number) => void, options: CallOptions = {}): Promise<T> {
+    const { signal, onProgress, functions } = options
+    return new Promise<T>((resolve, reject) => {
+      if (signal?.aborted) return reject(aborted(signal))
+      const id = this.number()
+      const pending: Pending = { resolve: resolve as (value: unknown) => void, reject, signal, onProgress }
+      this.#pending.set(id, pending)
+      if (functions !== undefined) this.#functions.set(id, functions)
+      this.keepAlive(1)
+      try {
+        start(id)
+      } catch (error) {
+        this.#functions.delete(id)
+        this.#end(id)
+        return reject(asHobError(error))
+      }
+      if (signal !== undefined) {
+        pending.onAbort = () => this.mailbox.cancel(id)
+        signal.addEventListener('abort', pending.onAbort, { once: true })
+      }
+    })
+  }
+
+  /** Completes when the stream or subscription of this number has something to look at. */
+  ready(id: number, keepAlive: boolean): Promise<void> {
+    return new Promise((resolve) => {
+      if (keepAlive) this.keepAlive(1)
+      this.#waiting.set(id, () => {
+        if (keepAlive) this.keepAlive(-1)
+        resolve()
+      })
+    })
+  }
+
+  /** Wakes whoever waits for that number. */
+  wake(id: number): void {
+    const waiting = this.#waiting.get(id)
+    this.#waiting.delete(id)
+    waiting?.()
+  }
+
+  keepAlive(change: 1 | -1): void {
+    const before = this.#alive
+    this.#alive += change
+    if (before === 0) this.mailbox.ref()
+    else if (this.#alive === 0) this.mailbox.unref()
+  }
+
+  #end(id: number): Pending | undefined {
+    const pending = this.#pending.get(id)
+    if (pending === undefined) return undefined
+    this.#pending.delete(id)
+    this.keepAlive(-1)
+    if (pending.onAbort !== undefined) pending.signal?.removeEventListener('abort', pending.onAbort)
+    return pending
+  }
+
+  #deliver(): void {
+    for (const letter of this.mailbox.take()) {
+      switch (letter.kind) {
+        case 'settled':
+          this.#settle(letter)
+          break
+        case 'progress':
+          this.#progress(letter)
+          break
+        case 'ready':
+          this.wake(letter.id)
+          break
+        case 'abort':
+          this.#runs.get(letter.call ?? 0)?.abort(new HobError('Cancelled', 'nobody waits for this load any more'))
+          break
+        case 'forget':
+          this.#functions.delete(letter.id)
+          break
+        default:
+          void this.#run(letter, letter.kind)
+      }
+    }
+  }
+
+  #settle(letter: NativeLetter): void {
+    const pending = this.#end(letter.id)
+    if (pending === undefined) return
+    const { thrown, signal } = pending
+    if (letter.error === undefined) return pending.resolve(letter.value)
+    const { code, message } = letter.error as { code: ErrorCode; message: string }
+    if (code === 'Cancelled' && thrown?.stopped) {
+      pending.reject(new HobError('Callback', 'the progress function threw; the load was stopped', { cause: thrown.error }))
+    } else if (code === 'Cancelled' && signal?.aborted) pending.reject(aborted(signal))
+    else if (code === 'Callback' && thrown !== undefined) pending.reject(new HobError(code, message, { cause: thrown.error }))
+    else pending.reject(new HobError(code, message))
+  }
+
+  #progress(letter: NativeLetter): void {
+    const pending = this.#pending.get(letter.id)
+    if (pending?.onProgress === undefined || pending.thrown !== undefined) return
+    try {
+      pending.onProgress(letter.fraction ?? 0)
+    } catch (error) {
+      // As in C: a progress callback that fails stops the load.
+      pending.thrown = { error, stopped: true }
+      this.mailbox.cancel(letter.id)
+    }
+  }
+
+  /** Runs a host's function and says how it went. */
+  async #run(letter: NativeLetter, what: 'estimate' | 'load' | 'release'): Promise<void> {
+    const { id, call = 0, token = 0 } = letter
+    const functions = this.#functions.get(id)
+    try {
+      let bytes: unknown
+      if (what === 'load') {
+        const run = new AbortController()
+        this.#runs.set(call, run)
+        const progress = (fraction: number) => this.mailbox.report(call, Number(fraction))
+        bytes = await functions?.load({ token, signal: run.signal, progress })
+      } else if (what === 'estimate') bytes = await functions?.estimate?.()
+      else await functions?.release?.(token)
+      if (bytes !== undefined && (typeof bytes !== 'number' || !Number.isSafeInteger(bytes) || bytes < 0)) {
+        throw invalid(`the ${what} function gave something else than a whole number of bytes`)
+      }
+      this.mailbox.answer(call, undefined, bytes)
+    } catch (error) {
+      const pending = what === 'release' ? undefined : this.#pending.get(id)
+      if (pending !== undefined) pending.thrown = { error, stopped: false }
+      this.mailbox.answer(call, describe(error))
+    } finally {
+      this.#runs.delete(call)
+    }
+  }
+}
+
+function describe(error: unknown): string {
+  try {
+    return error instanceof Error ? error.message : String(error)
+  } catch {
+    return 'it threw something that cannot be shown'
+  }
+}
+
+/** The error of a request whose signal was aborted. */
+export function aborted(signal: AbortSignal): HobError {
+  const cause: unknown = signal.reason
+  const late = cause instanceof Error && cause.name === 'TimeoutError'
+  return late
+    ? new HobError('Timeout', "the signal's time was up", { cause })
+    : new HobError('Cancelled', 'cancelled by its signal', { cause })
+}
+
+let calls: Calls | undefined
+
+/** This thread's calls. The addon is loaded at the first use, so that importing the package costs and risks nothing. */
+export function theCalls(): Calls {
+  return (calls ??= new Calls())
+}
+
+export type { Calls }

@@ -1,0 +1,183 @@
+import * as checks from './checks.js'
+import { check } from './checks.js'
+import { aborted, theCalls } from './calls.js'
+import { asHobError, invalid } from './errors.js'
+import type {
+  NativeDecision, NativeDevice, NativeEmbeddings, NativeEngine, NativeEstimate, NativeModelInfo, NativePause, NativeRanking,
+  NativeScore,
+} from './native.js'
+import { Pause, Pool } from './pool.js'
+import { readDecide, readEmbed, readEngineOptions, readGenerate, readRequest, readRerank, readScore, REQUEST } from './requests.js'
+import type {
+  DecideRequest, EmbedRequest, EngineOptions, GenerateRequest, LoadOptions, RequestOptions, RerankRequest, ScoreRequest,
+} from './requests.js'
+import { GenerateStream } from './stream.js'
+
+export type {
+  NativeAnswer as Answer, NativeDecision as Decision, NativeDevice as Device, NativeEstimate as Estimate,
+  NativeModelInfo as ModelInfo, NativeRanked as Ranked, NativeRanking as Ranking, NativeScore as Score,
+} from './native.js'
+
+/** Vectors, in the order of the texts. */
+export interface Embeddings extends NativeEmbeddings {
+  /** One vector per text: views of `data`, without a copy. */
+  embeddings: Float32Array[]
+}
+
+/** Whether an engine serves requests. `quarantined`: the device has not come back from given-up work; requests are `Busy`. */
+export type Availability = 'ready' | 'working' | 'quarantined' | 'closed'
+
+/**
+ * A device, a pool of models on it, and the verbs. A model is a directory (Hugging Face or MLX layout), a `.gguf` file, or a hub
+ * id in the local Hugging Face cache; it is loaded at its first use and stays until it is evicted, idle for too long, or the
+ * engine closes. Nothing here blocks the event loop. Every error is a `HobError`.
+ */
+export class Engine implements AsyncDisposable {
+  readonly #native: NativeEngine
+  #pool: Pool | undefined
+
+  /** @internal */
+  constructor(native: NativeEngine) {
+    this.#native = native
+  }
+
+  /** @internal For `hob/testing`. */
+  get native(): NativeEngine {
+    return this.#native
+  }
+
+  /** Opens an engine on MLX's default device. */
+  static async open(options: EngineOptions = {}): Promise<Engine> {
+    const wanted = readEngineOptions(options)
+    const calls = theCalls()
+    return new Engine(await calls.call<NativeEngine>((id) => calls.addon.openEngine(calls.mailbox, id, wanted)))
+  }
+
+  /** The pool: its status, its events, and room for a host's own residents. */
+  get pool(): Pool {
+    return (this.#pool ??= new Pool({ native: this.#native.pool() }))
+  }
+
+  /** The device that computes. */
+  get device(): NativeDevice {
+    return this.#native.device
+  }
+
+  /** Whether requests are served now: a snapshot, not a promise. */
+  get availability(): Availability {
+    return this.#native.availability
+  }
+
+  /** Requests taken on and not over. */
+  get requests(): number {
+    return this.#native.requests
+  }
+
+  /** What a model's files say. Reads headers, loads nothing. */
+  async inspect(model: string, options: LoadOptions = {}): Promise<NativeModelInfo> {
+    const request = looked('inspect', model, options)
+    return theCalls().call((id) => this.#native.inspect(id, model, request))
+  }
+
+  /** What a model will take, by part, before it is loaded. */
+  async estimate(model: string, options: LoadOptions = {}): Promise<NativeEstimate> {
+    const request = looked('estimate', model, options)
+    return theCalls().call((id) => this.#native.estimate(id, model, request))
+  }
+
+  /** The verbs a model serves: `generate`, `score`, `decide`, `embed`, `rerank`. */
+  async capabilities(model: string): Promise<string[]> {
+    looked('capabilities', model, {})
+    return theCalls().call((id) => this.#native.capabilities(id, model))
+  }
+
+  /**
+   * Makes a model resident without using it. `onProgress` hears how far it is, 0 to 1; when it throws, the load is stopped and
+   * rejects with `Callback`.
+   */
+  async load(model: string, options: RequestOptions & { onProgress?: (fraction: number) => void } = {}): Promise<NativeModelInfo> {
+    check('load', options, { ...REQUEST, onProgress: checks.callback })
+    named(model)
+    const { onProgress, signal, cancel } = options
+    const request = readRequest('load', options)
+    const start = (id: number) => this.#native.load(id, model, request, onProgress !== undefined, cancel?.native)
+    return theCalls().call(start, { signal, onProgress })
+  }
+
+  /**
+   * Starts generating. Never throws: what is wrong, with the request or later, is the stream's error.
+   *
+   * @example
+   * ```ts
+   * for await (const piece of engine.generate({ model, messages }).text()) process.stdout.write(piece)
+   * ```
+   */
+  generate(request: GenerateRequest): GenerateStream {
+    try {
+      const wanted = readGenerate(request)
+      const { signal, cancel, onCancel } = request
+      // With 'stop' an aborted request still gives its empty answer.
+      if (signal?.aborted && onCancel !== 'stop') throw aborted(signal)
+      const id = theCalls().number()
+      return new GenerateStream({ native: this.#native.generate(id, wanted, cancel?.native), id, signal })
+    } catch (error) {
+      return new GenerateStream({ error: asHobError(error) })
+    }
+  }
+
+  /** Turns texts into vectors, in the order given. */
+  async embed(request: EmbedRequest): Promise<Embeddings> {
+    const wanted = readEmbed(request)
+    const start = (id: number) => this.#native.embed(id, wanted, request.cancel?.native)
+    const vectors = await theCalls().call<NativeEmbeddings>(start, { signal: request.signal })
+    const { data, dimensions } = vectors
+    const embeddings: Float32Array[] = []
+    for (let at = 0; at < data.length; at += dimensions) embeddings.push(data.subarray(at, at + dimensions))
+    return { embeddings, ...vectors }
+  }
+
+  /** Orders documents by how well they answer a query. */
+  async rerank(request: RerankRequest): Promise<NativeRanking> {
+    const wanted = readRerank(request)
+    return theCalls().call((id) => this.#native.rerank(id, wanted, request.cancel?.native), { signal: request.signal })
+  }
+
+  /** Log-probabilities of a given completion. */
+  async score(request: ScoreRequest): Promise<NativeScore> {
+    const wanted = readScore(request)
+    return theCalls().call((id) => this.#native.score(id, wanted, request.cancel?.native), { signal: request.signal })
+  }
+
+  /** Which of some given answers a chat model holds most likely, without sampling. */
+  async decide(request: DecideRequest): Promise<NativeDecision> {
+    const wanted = readDecide(request)
+    return theCalls().call((id) => this.#native.decide(id, wanted, request.cancel?.native), { signal: request.signal })
+  }
+
+  /** Holds back new loads until the pause ends (`resume`, or the end of a `using` block). Resident work goes on. */
+  async pause(): Promise<Pause> {
+    return new Pause(await theCalls().call<NativePause>((id) => this.#native.pause(id)))
+  }
+
+  /**
+   * Ends every request with `Closed`, unloads every model and gives the memory back. Resolves after `closeTimeoutMs` at the latest
+   * and says whether everything had stopped. Idempotent. An engine that is dropped without it closes in the background.
+   */
+  async close(): Promise<{ stopped: boolean }> {
+    return { stopped: await theCalls().call<boolean>((id) => this.#native.close(id)) }
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.close()
+  }
+}
+
+function named(model: unknown): void {
+  const wrong = checks.text(model)
+  if (wrong !== undefined) throw invalid(`model ${wrong}`)
+}
+
+function looked(what: string, model: unknown, options: LoadOptions) {
+  named(model)
+  return readRequest(what, { load: options })
+}

@@ -1,0 +1,2 @@
+// One implementation, whichever way it is imported: `instanceof HobError` holds across both.
+export * from './index.js'

@@ -1,0 +1,453 @@
+import { CancelToken } from './cancel.js'
+import * as checks from './checks.js'
+import { check } from './checks.js'
+import { theCalls } from './calls.js'
+import { asHobError, invalid } from './errors.js'
+import type { ErrorCode } from './errors.js'
+import type {
+  NativeCharge, NativeEvents, NativeEvicted, NativeLease, NativePause, NativePlan, NativePool, NativePoolEvent, NativePoolStatus,
+  NativeReclaimed,
+} from './native.js'
+import type { Idle, NoRoom } from './requests.js'
+import { Turns } from './turns.js'
+
+export type {
+  NativeCounters as Counters, NativeEntryStatus as EntryStatus, NativeEvicted as Evicted, NativeFailure as Failure,
+  NativeMemory as Memory,
+  NativePlan as Plan, NativePoolStatus as PoolStatus, NativeReclaimed as Reclaimed,
+} from './native.js'
+
+/** The name of an entry: `chat:…`, `embedder:…`, `reranker:…`, or a kind of the host's own. */
+export type Key = `${string}:${string}`
+
+/** What a host's load is given. */
+export interface LoadContext {
+  /** The admission's number: keep the resident under it. */
+  token: number
+  /** Aborted when nobody waits for the load any more; it should then end soon. Until it ends its bytes stay reserved. */
+  signal: AbortSignal
+  /** Reports how far the load is, 0 to 1. */
+  progress(fraction: number): void
+}
+
+/** A request for residency. */
+export interface Admission {
+  /** The entry's name. */
+  key: Key
+  /** Bytes it will take, or a function that finds out; it is asked only when a load is needed. */
+  cost: number | (() => number | Promise<number>)
+  /**
+   * Loads the resident, once there is room, and keeps it where its host keeps such things. Returns the bytes it really takes, or
+   * nothing when the cost stands. When it throws it must have let go of everything.
+   */
+  load(context: LoadContext): number | undefined | void | Promise<number | undefined | void>
+  /** Lets go of the resident that was loaded under the token. Called at most once; must not wait for an admission. */
+  release?(token: number): void | Promise<void>
+  /** The entry's own idle policy. */
+  idle?: Idle
+  /** The policy of the countdown after this use only; with `inUse`. */
+  useIdle?: Idle
+  /** Never evict or sweep it. */
+  pinned?: boolean
+  /** The entry is born in use: the answer has its lease. */
+  inUse?: boolean
+  /** Forget an existing entry of the key, without its release, and load anew. */
+  replace?: boolean
+  /** What to do without room, instead of the pool's default. */
+  noRoom?: NoRoom
+  /** Leave when aborted. The load itself is stopped when the last one who waits for it has left. */
+  signal?: AbortSignal
+  /** As `signal`. */
+  cancel?: CancelToken
+  /** Leave after so many milliseconds, with `Timeout`. */
+  timeoutMs?: number
+}
+
+/** A successful admission. */
+export interface Admitted {
+  /** The entry's number, never used twice by a pool. */
+  token: number
+  /** The entry was resident, another's load was under way, or this admission loaded it. */
+  origin: 'hit' | 'joined' | 'loaded'
+  /** How long the load took, whoever ran it. */
+  loadMs: number
+  /** The use, with `inUse`. */
+  lease?: Lease
+}
+
+/** How a pool of one's own is made. */
+export interface PoolOptions {
+  /** The one budget. */
+  budgetBytes: number
+  /** Bytes that are never exceeded, whatever the policy. */
+  physicalLimitBytes?: number
+  /** The idle policy of entries without one of their own. Default 900 seconds. */
+  idle?: Idle
+  /** What admissions do without room. Default `'wait'`. */
+  noRoom?: NoRoom
+  /** How many admissions may wait; one more is `Busy`. Default 65,536. */
+  maxWaiting?: number
+}
+
+/** Why an entry goes. */
+export type UnloadReason = 'evicted' | 'idle' | 'requested' | 'forgotten' | 'replaced' | 'closed'
+
+/** Something that happened in a pool. A later version may add events. */
+export type PoolEvent =
+  | { event: 'waiting'; key: Key; bytes: number; ahead: number }
+  | { event: 'refused'; key: Key; bytes: number; code: ErrorCode }
+  | { event: 'loadStarted'; key: Key; token: number; bytes: number }
+  | { event: 'loadProgress'; key: Key; token: number; percent: number }
+  | { event: 'loaded'; key: Key; token: number; bytes: number; ms: number }
+  | { event: 'loadFailed'; key: Key; token: number; code: ErrorCode; ms: number }
+  | { event: 'unloadStarted'; key: Key; token: number; reason: UnloadReason }
+  | { event: 'unloaded'; key: Key; token: number; reason: UnloadReason; bytes: number; ms: number }
+  | { event: 'releaseFailed'; key: Key; token: number; code: ErrorCode }
+  | { event: 'budgetChanged'; bytes: number }
+  | { event: 'paused' | 'resumed' | 'closed' | 'unknown' }
+  | { event: 'missed'; missed: number }
+
+/** A use of a resident: while it lasts the entry is neither evicted nor swept. Made for `using`. */
+export class Lease implements Disposable {
+  readonly #native: NativeLease
+  // Keeps an engine's pool open.
+  readonly #pool: Pool
+
+  /** @internal */
+  constructor(native: NativeLease, pool: Pool) {
+    this.#native = native
+    this.#pool = pool
+  }
+
+  /** The entry's number. */
+  get token(): number {
+    return this.#native.token
+  }
+
+  /** Whether the pool has let the entry go (or the use has ended): work begun may finish, nothing new may begin. */
+  get detached(): boolean {
+    return this.#native.detached || this.#pool.closed
+  }
+
+  /** Ends the use. Returns whether this call did; a second one does nothing. */
+  end(): boolean {
+    return this.#native.end()
+  }
+
+  [Symbol.dispose](): void {
+    this.#native.end()
+  }
+}
+
+/** While it lasts, no load starts. Made for `using`. */
+export class Pause implements Disposable {
+  readonly #native: NativePause
+
+  /** @internal */
+  constructor(native: NativePause) {
+    this.#native = native
+  }
+
+  /** Lets loads go on. Returns whether this call did. */
+  resume(): boolean {
+    return this.#native.resume()
+  }
+
+  [Symbol.dispose](): void {
+    this.#native.resume()
+  }
+}
+
+/** Bytes of the host's own on a pool's account. Made for `using`. */
+export class Charge implements Disposable {
+  readonly #native: NativeCharge
+
+  /** @internal */
+  constructor(native: NativeCharge) {
+    this.#native = native
+  }
+
+  /** Changes the charge. Does nothing after the end. */
+  set(bytes: number): void {
+    guarded(() => this.#native.set(amount('bytes', bytes)))
+  }
+
+  /** Takes the bytes off the account. Returns whether this call did. */
+  end(): boolean {
+    return this.#native.end()
+  }
+
+  [Symbol.dispose](): void {
+    this.#native.end()
+  }
+}
+
+/** What happens in a pool: an async iterator that ends with the pool. Waiting for it does not keep a process alive. */
+export class PoolEvents implements AsyncIterableIterator<PoolEvent, undefined>, AsyncDisposable {
+  readonly #id: number
+  #native: NativeEvents | undefined
+  #events: NativePoolEvent[] = []
+  readonly #turns = new Turns()
+
+  /** @internal */
+  constructor(native: NativeEvents, id: number) {
+    this.#native = native
+    this.#id = id
+  }
+
+  /** The next event. */
+  next(): Promise<IteratorResult<PoolEvent, undefined>> {
+    return this.#turns.take(
+      () => this.#take(),
+      async () => {
+        for (;;) {
+          const taken = this.#take()
+          if (taken !== undefined) return taken
+          await theCalls().ready(this.#id, false)
+        }
+      },
+    )
+  }
+
+  #take(): IteratorResult<PoolEvent, undefined> | undefined {
+    if (this.#events.length === 0 && this.#native !== undefined) {
+      const events = this.#native.look()
+      if (events?.length === 0) this.#native = undefined
+      else this.#events = events ?? []
+    }
+    const event = this.#events.shift()
+    if (event !== undefined) return { done: false, value: event as PoolEvent }
+    return this.#native === undefined ? { done: true, value: undefined } : undefined
+  }
+
+  /** Ends the subscription. */
+  return(): Promise<IteratorResult<PoolEvent, undefined>> {
+    this.#native?.free()
+    this.#native = undefined
+    this.#events = []
+    theCalls().wake(this.#id)
+    return Promise.resolve({ done: true, value: undefined })
+  }
+
+  [Symbol.asyncIterator](): this {
+    return this
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.return()
+  }
+}
+
+const NO_ROOM = checks.oneOf('wait', 'refuse', 'loadAnyway')
+
+const ADMISSION = {
+  key: checks.text, cost: checks.either(checks.number, checks.callback), load: checks.callback, release: checks.callback,
+  idle: checks.idle, useIdle: checks.idle, pinned: checks.flag, inUse: checks.flag, replace: checks.flag, noRoom: NO_ROOM,
+  signal: checks.signal, cancel: checks.instance(CancelToken, 'CancelToken'), timeoutMs: checks.number,
+}
+
+const POOL = {
+  budgetBytes: checks.number, physicalLimitBytes: checks.number, idle: checks.idle, noRoom: NO_ROOM, maxWaiting: checks.number,
+}
+
+/**
+ * One memory budget for everything resident: models, and whatever a host wants counted. `engine.pool` is an engine's; a pool of
+ * one's own is made with `new Pool`. Calls that change or look at once throw their `HobError`, the others reject with it.
+ */
+export class Pool implements AsyncDisposable {
+  readonly #native: NativePool
+
+  /** A pool without an engine. Throws a `HobError` for bad options. */
+  constructor(options: PoolOptions)
+  /** @internal */
+  constructor(native: { native: NativePool })
+  constructor(options: PoolOptions | { native: NativePool }) {
+    if (typeof options === 'object' && options !== null && 'native' in options) {
+      this.#native = options.native
+      return
+    }
+    check('new Pool', options, POOL, ['budgetBytes'])
+    const { addon, mailbox } = theCalls()
+    this.#native = guarded(() => addon.NativePool.create(mailbox, options))
+  }
+
+  /** Makes a key resident: a hit if it is already, a join if somebody is loading it, else a load once there is room. */
+  async admit(admission: Admission): Promise<Admitted> {
+    check('admit', admission, ADMISSION, ['key', 'cost', 'load'])
+    const { key, cost, load, release, signal, cancel, idle, useIdle, pinned, inUse, replace, noRoom, timeoutMs } = admission
+    const native = {
+      key, idle, useIdle, pinned, inUse, replace, noRoom, timeoutMs,
+      releases: release !== undefined,
+      cost: typeof cost === 'number' ? cost : undefined,
+    } as Parameters<NativePool['admit']>[1]
+    const functions = {
+      estimate: typeof cost === 'function' ? cost : undefined,
+      load: load.bind(admission),
+      release: release?.bind(admission),
+    }
+    const start = (id: number) => this.#native.admit(id, native, cancel?.native)
+    const { lease, ...admitted } = await theCalls().call<Admitted & { lease?: NativeLease }>(start, { signal, functions })
+    return lease === undefined ? admitted : { ...admitted, lease: new Lease(lease as unknown as NativeLease, this) }
+  }
+
+  /** Begins a use of a resident entry; undefined when the pool does not hold it. Never waits, never loads. */
+  beginUse(key: Key, options: { idle?: Idle } = {}): Lease | undefined {
+    check('beginUse', options, { idle: checks.idle })
+    const lease = guarded(() => this.#native.beginUse(named(key), options.idle))
+    return lease === null ? undefined : new Lease(lease, this)
+  }
+
+  /** Ends a use, as `lease.end()` does. */
+  endUse(lease: Lease): boolean {
+    if (!(lease instanceof Lease)) throw invalid('endUse: a Lease is wanted, as beginUse and admit give it')
+    return lease.end()
+  }
+
+  /** The token of a resident entry, without a use and without touching its clock. */
+  peek(key: Key): number | undefined {
+    return guarded(() => this.#native.peek(named(key))) ?? undefined
+  }
+
+  /** Refreshes a resident entry's clock without a use. False when it is not resident. */
+  touch(key: Key): boolean {
+    return guarded(() => this.#native.touch(named(key)))
+  }
+
+  /** Drops an entry without its release: its owner has let go already. The bytes taken off the account, if it was resident. */
+  forget(key: Key): number | undefined {
+    return guarded(() => this.#native.forget(named(key))) ?? undefined
+  }
+
+  /**
+   * Unloads an entry: detached at once, then released. An entry in use is refused with `InUse` unless `force`; `NotFound` when the
+   * pool does not hold it.
+   */
+  async evict(key: Key, options: { force?: boolean } = {}): Promise<NativeEvicted> {
+    check('evict', options, { force: checks.flag })
+    const name = named(key)
+    return theCalls().call((id) => this.#native.evict(id, name, options.force ?? false))
+  }
+
+  /** Unloads idle entries, least recently used first, until the account is within the budget. */
+  async trim(): Promise<NativeReclaimed> {
+    return theCalls().call((id) => this.#native.trim(id))
+  }
+
+  /** Unloads idle entries, least recently used first, until so many bytes are free. Reserves nothing. */
+  async makeRoom(bytes: number, options: { signal?: AbortSignal } = {}): Promise<NativeReclaimed> {
+    check('makeRoom', options, { signal: checks.signal })
+    const wanted = amount('bytes', bytes)
+    return theCalls().call((id) => this.#native.makeRoom(id, wanted), { signal: options.signal })
+  }
+
+  /** Unloads every entry past its idle time now. The pool does so by itself too. */
+  async sweep(): Promise<NativeReclaimed> {
+    return theCalls().call((id) => this.#native.sweep(id))
+  }
+
+  /** Pins an entry: never evicted, never swept; an explicit evict, forget or close still works. False when it is not known. */
+  pin(key: Key): boolean {
+    return guarded(() => this.#native.pin(named(key)))
+  }
+
+  /** Undoes a pin. */
+  unpin(key: Key): boolean {
+    return guarded(() => this.#native.unpin(named(key)))
+  }
+
+  /** Changes a resident entry's own idle policy; undefined is the pool's. False when it is not resident. */
+  setIdle(key: Key, idle: Idle | undefined): boolean {
+    return guarded(() => this.#native.setIdle(named(key), idle === undefined ? undefined : policy(idle)))
+  }
+
+  /** Changes the pool's idle policy, which rules entries without one of their own. */
+  setDefaultIdle(idle: Idle): void {
+    guarded(() => this.#native.setDefaultIdle(policy(idle)))
+  }
+
+  /** Brings running idle countdowns forward to end within this time: for memory pressure. How many were. */
+  accelerateIdle(graceMs: number): number {
+    return guarded(() => this.#native.accelerateIdle(amount('graceMs', graceMs)))
+  }
+
+  /** Changes the budget. Evicts nothing by itself. */
+  setBudget(bytes: number): void {
+    guarded(() => this.#native.setBudget(amount('bytes', bytes)))
+  }
+
+  /** Corrects a resident entry's charge to what was measured. False when the token is not resident. */
+  setMeasured(token: number, bytes: number): boolean {
+    return guarded(() => this.#native.setMeasured(amount('token', token), amount('bytes', bytes)))
+  }
+
+  /** Puts bytes of the host's own on the account until the charge ends. */
+  charge(bytes: number): Charge {
+    return new Charge(guarded(() => this.#native.charge(amount('bytes', bytes))))
+  }
+
+  /** What an admission would do now, changing nothing. */
+  plan(key: Key, cost: number, options: { noRoom?: NoRoom } = {}): NativePlan {
+    check('plan', options, { noRoom: NO_ROOM })
+    return guarded(() => this.#native.plan(named(key), amount('cost', cost), options.noRoom))
+  }
+
+  /** A snapshot. Never loads, never waits for a device. */
+  status(): NativePoolStatus {
+    return guarded(() => this.#native.status())
+  }
+
+  /** Whether the pool is closed or closing. */
+  get closed(): boolean {
+    return this.#native.closed
+  }
+
+  /**
+   * Subscribes to what happens from now on, holding at most `capacity` unread events (256 by default): a slow reader loses the
+   * oldest and is told how many.
+   */
+  events(options: { capacity?: number } = {}): PoolEvents {
+    check('events', options, { capacity: checks.number })
+    const id = theCalls().number()
+    return new PoolEvents(guarded(() => this.#native.events(id, options.capacity ?? 256)), id)
+  }
+
+  /** Holds back new loads until the pause ends, once loads and releases under way have. Residents stay usable. */
+  async pause(): Promise<Pause> {
+    return new Pause(await theCalls().call<NativePause>((id) => this.#native.pause(id)))
+  }
+
+  /** Closes the pool: whoever waits gets `Closed`, and every entry is released. Idempotent. */
+  async close(): Promise<void> {
+    await theCalls().call((id) => this.#native.close(id))
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.close()
+  }
+}
+
+function guarded<T>(act: () => T): T {
+  try {
+    return act()
+  } catch (error) {
+    throw asHobError(error)
+  }
+}
+
+function named(key: unknown): string {
+  const wrong = checks.text(key)
+  if (wrong !== undefined) throw invalid(`the key ${wrong}`)
+  return key as string
+}
+
+function amount(name: string, value: unknown): number {
+  const wrong = checks.number(value)
+  if (wrong !== undefined) throw invalid(`${name} ${wrong}`)
+  return value as number
+}
+
+function policy(idle: unknown): Idle {
+  const wrong = checks.idle(idle)
+  if (wrong !== undefined) throw invalid(`idle ${wrong}`)
+  return idle as Idle
+}
