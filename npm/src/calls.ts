@@ -138,11 +138,13 @@ class Calls {
     const pending = this.#end(letter.id)
     if (pending === undefined) return
     const { thrown, signal } = pending
+    if (thrown?.stopped) {
+      // Also when the load was so near its end that it succeeded all the same.
+      return pending.reject(new HobError('Callback', 'the progress function threw; the load was stopped', { cause: thrown.error }))
+    }
     if (letter.error === undefined) return pending.resolve(letter.value)
     const { code, message } = letter.error as { code: ErrorCode; message: string }
-    if (code === 'Cancelled' && thrown?.stopped) {
-      pending.reject(new HobError('Callback', 'the progress function threw; the load was stopped', { cause: thrown.error }))
-    } else if (code === 'Cancelled' && signal?.aborted) pending.reject(aborted(signal))
+    if (code === 'Cancelled' && signal?.aborted) pending.reject(aborted(signal))
     else if (code === 'Callback' && thrown !== undefined) pending.reject(new HobError(code, message, { cause: thrown.error }))
     else pending.reject(new HobError(code, message))
   }

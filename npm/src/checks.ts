@@ -42,7 +42,11 @@ export const idle: Check = (value) =>
     ? undefined
     : "must be a number of seconds, 'immediately' or 'never'"
 
-export const signal: Check = (value) => (value instanceof AbortSignal ? undefined : 'must be an AbortSignal')
+/** By its shape: test environments and other realms have AbortSignals of their own. */
+export const signal: Check = (value) => {
+  const { aborted, addEventListener } = Object(value) as Partial<AbortSignal>
+  return typeof aborted === 'boolean' && typeof addEventListener === 'function' ? undefined : 'must be an AbortSignal'
+}
 
 export const oneOf = (...words: string[]): Check => (value) =>
   words.includes(value as string) ? undefined : `must be one of ${words.map((word) => `'${word}'`).join(', ')}`

@@ -1,7 +1,7 @@
 //! Hob for Node, Bun and Electron: the native half of the npm package `hob`, a skin over the core.
 //!
 //! Nothing is decided here: each method reads its arguments, calls the core, and the answer goes back by the environment's
-//! [mailbox](mailbox). The classes are named `Native…` because nobody but the package's own TypeScript meets them.
+//! mailbox (`mailbox.rs`). The classes are named `Native…` because nobody but the package's own TypeScript meets them.
 //!
 //! - **Threads.** JavaScript's thread only reads arguments, looks at streams and makes results; futures of the core run on one
 //!   thread of the process (`hob-napi`), file work on threads made for it. No call here waits for any of them.

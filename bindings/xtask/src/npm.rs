@@ -175,14 +175,17 @@ pub(crate) fn available() -> bool {
 }
 
 fn test(runtime: Runtime, extra: &[String]) -> Result<()> {
-    addon(false)?;
-    build()?;
+    let packed = Workspace::read()?.target_directory()?.join("npm-test");
+    match runtime {
+        // The archives are installed by npm, which is Node's.
+        Runtime::Node => dist::run(Some(&packed), true)?,
+        Runtime::Bun => {
+            addon(false)?;
+            build()?;
+        }
+    }
     let home = folder();
     ui::step("npm: compile the tests", |_| compile(&home, "test/tsconfig.json", "build"))?;
-    let packed = Workspace::read()?.target_directory()?.join("npm-test");
-    if runtime == Runtime::Node {
-        dist::run(Some(&packed), true)?;
-    }
     let tests = home.join("build/test");
     let mut files: Vec<String> = fs::read_dir(&tests)
         .at("read", &tests)?
