@@ -39,7 +39,7 @@ uniffi::setup_scaffolding!();
 #[uniffi::export]
 pub fn raw_live_handles() -> Result<HashMap<String, i64>, RawError> {
     let mut counts = live::counts();
-    counts.insert("c".to_owned(), hob_ffi::fake::hob_live_handles());
+    counts.insert("c".to_owned(), hob_ffi::handle::hob_live_handles());
     Ok(counts)
 }
 
