@@ -90,7 +90,8 @@ fn find_reranker(flag: Option<&Path>) -> Result<Option<PathBuf>> {
         (None, Some(path)) => (path, "HOB_RERANKER"),
         (None, None) => {
             let beside = paths::root().join(RERANKER);
-            return Ok(beside.join("config.json").exists().then_some(beside));
+            // Its real place: where the Swift suite runs, nothing lies on the way to it.
+            return Ok(beside.join("config.json").exists().then(|| beside.canonicalize().unwrap_or(beside)));
         }
     };
     if path.join("config.json").exists() {
