@@ -98,6 +98,21 @@ fn p20_p21_a_cold_request_loads_and_the_next_one_hits() {
 }
 
 #[test]
+fn p21_a_hit_holds_its_model_to_the_end_as_a_load_does() {
+    let device = device();
+    let engine = engine(&device);
+    serve(&engine, "a");
+    let stream = streaming(&engine, &device, "a");
+    assert_eq!(uses(&engine), 1);
+    let error = evict(&engine, Key::chat("a"), false).join().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InUse);
+    device.release(Point::Step);
+    ends_well(stream);
+    assert_eq!((held(&engine), uses(&engine)), (vec!["chat:a Ready".to_owned()], 0));
+    assert_eq!(engine.pool().status().counters.unbalanced_ends, 0, "each use ends once");
+}
+
+#[test]
 fn p21_a_refused_hit_after_the_release_reached_the_owner_loads_afresh() {
     let device = device();
     let engine = engine(&device);
