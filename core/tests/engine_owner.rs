@@ -113,6 +113,15 @@ fn p21_a_hit_holds_its_model_to_the_end_as_a_load_does() {
 }
 
 #[test]
+fn p20_the_idle_policy_of_a_use_counts_for_the_load_it_causes() {
+    let device = device();
+    let engine = engine(&device);
+    let options = RequestOptions { idle: Some(IdlePolicy::Immediately), ..RequestOptions::default() };
+    answer(&engine, GenerateRequest { options, ..ask("a") }).unwrap();
+    until(|| held(&engine).is_empty());
+}
+
+#[test]
 fn p21_a_refused_hit_after_the_release_reached_the_owner_loads_afresh() {
     let device = device();
     let engine = engine(&device);
