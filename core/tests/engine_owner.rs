@@ -122,6 +122,25 @@ fn p20_the_idle_policy_of_a_use_counts_for_the_load_it_causes() {
 }
 
 #[test]
+fn a_load_that_was_told_to_stop_at_its_very_end_leaves_nothing() {
+    // Hazard D9.
+    let device = device();
+    let engine = engine(&device);
+    device.hold(Point::LoadEnd);
+    let token = CancelToken::new();
+    let options = RequestOptions { cancel: Some(token.clone()), ..RequestOptions::default() };
+    let loading = engine.clone();
+    let load = spawn(move || block_on(loading.load("a", options)).map(drop));
+    device.wait_until_held(Point::LoadEnd);
+    token.cancel();
+    assert_eq!(load.join().unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
+    device.release(Point::LoadEnd);
+    until(|| held(&engine).is_empty());
+    serve(&engine, "a");
+    assert_eq!(device.count(Point::Load), 2, "what was stopped is not kept");
+}
+
+#[test]
 fn p21_a_refused_hit_after_the_release_reached_the_owner_loads_afresh() {
     let device = device();
     let engine = engine(&device);
