@@ -327,8 +327,9 @@ impl World {
             }
             Unit::Decode { slot, rows } => {
                 assert!(!rows.is_empty() && rows.len() <= sizes.capacity);
-                let begun = || self.rows.values().filter(|row| row.begun && row.slot == slot);
-                let longest = begun().map(|row| row.tokens).max().expect("a row") + 1;
+                let begun = || self.rows.iter().filter(|(_, row)| row.begun && row.slot == slot);
+                // Only the rows of this step get longer.
+                let longest = begun().map(|(id, row)| row.tokens + usize::from(rows.contains(id))).max().expect("a row");
                 let padded = begun().count() * longest.next_multiple_of(256);
                 assert!(begun().count() == 1 || self.mock.room.is_none_or(|room| padded <= room), "{padded} tokens are held");
                 for id in rows {
