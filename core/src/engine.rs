@@ -50,6 +50,7 @@ pub use self::generate::{
     Chunk, Coalesce, Event, Finish, GenerateRequest, Generation, Prompt, RejectedCall, Stream, StreamControl, Summary,
 };
 pub use self::limits::AllocatorLimits;
+use self::request::Link;
 pub use self::rerank::{Ranked, Ranking, RerankRequest, ScoreKind};
 use self::residency::Residency;
 pub(crate) use self::scheduler::Sizes;
@@ -192,7 +193,7 @@ pub struct Timings {
 
 impl Timings {
     /// Those of a request answered once, whose computation is all prefill; taken at its end. The call came at `began`.
-    fn of_answer(began: Instant, load: Option<Duration>, link: &request::Link) -> Self {
+    fn of_answer(began: Instant, load: Option<Duration>, link: &Link) -> Self {
         let begun = link.begun();
         let before = begun.unwrap_or_else(Instant::now).saturating_duration_since(began);
         Self {
@@ -353,10 +354,13 @@ impl Engine {
     /// # Errors
     /// Those of [`inspect`](Self::inspect), of the pool's admission, and of the load itself.
     pub async fn load(&self, model: &str, options: RequestOptions) -> Result<ModelInfo> {
-        let residency = &self.shared.residency;
-        let _place = residency.enter()?;
-        let token = options.token(&self.shared);
-        residency.unless_stuck(residency.load(model, &options, &token)).await.map(|spec| ModelInfo::new(&spec))
+        let (link, place) = Link::open(&self.shared, &options)?;
+        let (at, model) = (link.clone(), model.to_owned());
+        link.carry(async move {
+            let _place = place;
+            at.residency.unless_stuck(at.residency.load(&model, &options, &at.token)).await.map(|spec| ModelInfo::new(&spec))
+        })
+        .await
     }
 
     /// Starts generating. The stream's events come as the model produces them; errors after this call come from the stream.

@@ -3,14 +3,15 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-use std::pin::pin;
-use std::task::{Context, Waker};
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
 use std::thread::{JoinHandle, spawn, yield_now};
 use std::time::{Duration, Instant};
 
 use hob::chat_template::Message;
 use hob::engine::{
-    AllocatorLimits, EmbedRequest, Engine, EngineOptions, GenerateRequest, Generation, RequestOptions, RerankRequest, Stream,
+    AllocatorLimits, DecideRequest, EmbedRequest, Engine, EngineOptions, GenerateRequest, Generation, Prompt, RequestOptions,
+    RerankRequest, ScoreRequest, Stream,
 };
 use hob::fake::{FakeDevice, FakeModel, Fault, Point};
 use hob::model::ModelKind;
@@ -339,6 +340,56 @@ fn p28_every_verb_ends_its_use_when_cancelled_or_refused_after_the_model_was_fou
     let named = EmbedRequest { prompt_name: Some("nowhere".into()), ..EmbedRequest::new("e", ["x"]) };
     block_on(engine.embed(named)).unwrap_err();
     assert_eq!(uses(&engine), 0);
+}
+
+/// Each verb whose answer is a future, cold; all fit the budget one after the other.
+fn futures(engine: &Engine) -> Vec<(&'static str, Pin<Box<dyn Future<Output = Result<()>> + '_>>)> {
+    async fn quiet<T>(answer: impl Future<Output = Result<T>>) -> Result<()> {
+        answer.await.map(drop)
+    }
+    let prompt = || Prompt::Raw("x".to_owned());
+    vec![
+        ("load", Box::pin(quiet(engine.load("a", RequestOptions::default())))),
+        ("embed", Box::pin(quiet(engine.embed(EmbedRequest::new("e", ["x"]))))),
+        ("rerank", Box::pin(quiet(engine.rerank(RerankRequest::new("r", "q", ["x"]))))),
+        ("score", Box::pin(quiet(engine.score(ScoreRequest::new("b", prompt(), "y"))))),
+        ("decide", Box::pin(quiet(engine.decide(DecideRequest::choice("a", "x", ["y", "z"]))))),
+    ]
+}
+
+#[test]
+fn a_future_that_nobody_polls_any_more_keeps_no_model_in_use() {
+    // A host that races a request against something else in one task may never come back to it.
+    let device = device();
+    let engine = engine(&device);
+    let mut futures = futures(&engine);
+    for (verb, future) in &mut futures {
+        assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "{verb}");
+        // Each needs the room that the one before has given back.
+        until(|| engine.requests() == 0 && uses(&engine) == 0);
+    }
+    block_on(engine.close_and_wait()).unwrap();
+    assert_eq!(device.memory().held(), 0);
+    for (verb, mut future) in futures {
+        let answer = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(matches!(answer, Poll::Ready(Ok(()))), "{verb}: the answer was kept for it: {answer:?}");
+    }
+}
+
+#[test]
+fn a_future_that_is_dropped_cancels_its_request() {
+    let device = device();
+    let engine = engine(&device);
+    for (verb, mut future) in futures(&engine) {
+        device.hold(Point::Load);
+        assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "{verb}");
+        device.wait_until_held(Point::Load);
+        drop(future);
+        device.release(Point::Load);
+        until(|| engine.requests() == 0 && held(&engine).is_empty());
+        until(|| device.memory().held() == 0);
+    }
+    serve(&engine, "a");
 }
 
 // ---- P29: stop ----

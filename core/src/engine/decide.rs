@@ -10,7 +10,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use super::generate::{Prompt, prompt_tokens};
-use super::request::Link;
+use super::request::{Link, Place};
 use super::residency::Purpose;
 use super::{RequestOptions, Shared, Timings, scoring};
 use crate::chat_template::{Content, Message, RenderOptions};
@@ -145,10 +145,13 @@ fn best(answers: &[Answer]) -> usize {
 
 pub(super) async fn run(shared: &Arc<Shared>, request: DecideRequest) -> Result<Decided> {
     let began = Instant::now();
-    let residency = &shared.residency;
-    request.check(residency.limits())?;
+    request.check(shared.residency.limits())?;
     let (link, place) = Link::open(shared, &request.options)?;
-    let token = &link.token;
+    link.carry(compute(link.clone(), place, request, began)).await
+}
+
+async fn compute(link: Link, place: Place, request: DecideRequest, began: Instant) -> Result<Decided> {
+    let (residency, token) = (&link.residency, &link.token);
     let decision = request.decision;
     let (used, prompt, answers) = residency
         .unless_stuck(async {

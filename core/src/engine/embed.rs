@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::request::Link;
+use super::request::{Link, Place};
 use super::residency::{Purpose, Residency, Used};
 use super::work::Encoding;
 use super::{RequestOptions, Shared, Timings, texts};
@@ -99,10 +99,13 @@ pub(super) async fn run(shared: &Arc<Shared>, request: EmbedRequest) -> Result<E
     if request.dimensions == Some(0) {
         return Err(Error::invalid("dimensions is 0; it must be at least 1"));
     }
-    let residency = &shared.residency;
-    residency.limits().check_texts("text", &request.texts)?;
+    shared.residency.limits().check_texts("text", &request.texts)?;
     let (link, place) = Link::open(shared, &request.options)?;
-    let token = &link.token;
+    link.carry(compute(link.clone(), place, request, began)).await
+}
+
+async fn compute(link: Link, place: Place, request: EmbedRequest, began: Instant) -> Result<Embeddings> {
+    let (residency, token) = (&link.residency, &link.token);
     let (used, encodings) = residency
         .unless_stuck(async {
             let used = residency.acquire(&request.model, Purpose::Embed, &request.options, token).await?;

@@ -245,7 +245,7 @@ pub struct StreamControl {
 impl StreamControl {
     /// As [`Stream::cancel`].
     pub fn cancel(&self) {
-        self.shares.cancel();
+        self.shares.link.cancel();
     }
 
     /// As [`Stream::stop`].
@@ -274,14 +274,9 @@ struct Shares {
 }
 
 impl Shares {
-    fn cancel(&self) {
-        self.link.token.cancel();
-        self.link.residency.device().wake();
-    }
-
     fn stop(&self) {
         self.stop.store(true, Ordering::Release);
-        self.cancel();
+        self.link.cancel();
     }
 
     /// How the stream ends when its token has fired.
@@ -335,7 +330,7 @@ impl Stream {
 
     /// Ends the generation at its next step. The stream still yields its terminal event: an error of kind `Cancelled`.
     pub fn cancel(&self) {
-        self.shares.cancel();
+        self.shares.link.cancel();
     }
 
     /// Ends the generation at its next step with what there is: the terminal event is `Finished`, with [`Finish::Cancelled`].

@@ -109,6 +109,25 @@ impl Link {
         self.begun.get().copied()
     }
 
+    /// Ends the request before its next piece of work.
+    pub(crate) fn cancel(&self) {
+        self.token.cancel();
+        self.residency.device().wake();
+    }
+
+    /// Takes a request's way to its end on the engine's own thread. Its caller's future only waits for the answer: one that nobody
+    /// polls keeps no model in use and no place, and one that is dropped cancels the request.
+    pub(crate) async fn carry<T: Send + 'static>(&self, way: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
+        let (sender, answer) = oneshot::channel();
+        let mut waiting = Waiting(Some(self));
+        self.residency.spawn(async move {
+            let _ = sender.send(way.await);
+        });
+        let answer = answer.await;
+        waiting.0 = None;
+        answer.unwrap_or_else(|_| Err(super::closed()))
+    }
+
     /// Why the request ends now, as its caller is told.
     pub(crate) fn interrupted(&self) -> Error {
         self.residency.interrupted(&self.token)
@@ -158,6 +177,17 @@ impl Link {
         }
         self.residency.suspect();
         self.interrupted()
+    }
+}
+
+/// A caller's wait for an answer; the request is cancelled if it ends before.
+struct Waiting<'a>(Option<&'a Link>);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if let Some(link) = self.0 {
+            link.cancel();
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::embed::{encode_texts, normalize};
-use super::request::Link;
+use super::request::{Link, Place};
 use super::residency::{Purpose, Residency, Used};
 use super::work::Encoding;
 use super::{RequestOptions, Shared, Timings, texts};
@@ -116,11 +116,15 @@ pub struct Ranking {
 pub(super) async fn run(shared: &Arc<Shared>, request: RerankRequest) -> Result<Ranking> {
     let began = Instant::now();
     request.check()?;
-    let residency = &shared.residency;
-    residency.limits().check_texts("query", std::slice::from_ref(&request.query))?;
-    residency.limits().check_texts("document", &request.documents)?;
+    let limits = shared.residency.limits();
+    limits.check_texts("query", std::slice::from_ref(&request.query))?;
+    limits.check_texts("document", &request.documents)?;
     let (link, place) = Link::open(shared, &request.options)?;
-    let token = &link.token;
+    link.carry(compute(link.clone(), place, request, began)).await
+}
+
+async fn compute(link: Link, place: Place, request: RerankRequest, began: Instant) -> Result<Ranking> {
+    let (residency, token) = (&link.residency, &link.token);
     let (used, encodings) = residency
         .unless_stuck(async {
             let used = residency.acquire(&request.model, Purpose::Rerank, &request.options, token).await?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::generate::Prompt;
-use super::request::Link;
+use super::request::{Link, Place};
 use super::residency::Purpose;
 use super::{RequestOptions, Shared, scoring};
 use crate::chat_template::RenderOptions;
@@ -47,11 +47,15 @@ pub(super) async fn run(shared: &Arc<Shared>, request: ScoreRequest) -> Result<S
     if request.completion.is_empty() {
         return Err(Error::invalid("the completion is empty; give some text"));
     }
-    let residency = &shared.residency;
-    request.prompt.check(&RenderOptions::default(), residency.limits())?;
-    residency.limits().check_prompt(&request.completion)?;
+    let limits = shared.residency.limits();
+    request.prompt.check(&RenderOptions::default(), limits)?;
+    limits.check_prompt(&request.completion)?;
     let (link, place) = Link::open(shared, &request.options)?;
-    let token = &link.token;
+    link.carry(compute(link.clone(), place, request)).await
+}
+
+async fn compute(link: Link, place: Place, request: ScoreRequest) -> Result<Score> {
+    let (residency, token) = (&link.residency, &link.token);
     let (used, prompt, completion) = residency
         .unless_stuck(async {
             let used = residency.acquire(&request.model, Purpose::Score, &request.options, token).await?;
