@@ -506,6 +506,12 @@ impl Backend for FakeBackend {
         CacheBytes { rows: each * rows.sum::<u64>(), kept: if each > 0 { self.kept.bytes(slot) } else { 0 } }
     }
 
+    fn forget_prompt(&mut self, slot: Slot) -> bool {
+        let gone = self.kept.pop(slot);
+        self.count_kv();
+        gone
+    }
+
     fn keep_prompts(&mut self, slot: Slot, tenant: &Tenant) {
         self.kept.add(slot, tenant.id, tenant.prompt_cache);
     }

@@ -79,6 +79,12 @@ impl<N: Copy + Eq + Hash, T> PromptCache<N, T> {
         self.entries.iter().filter(|entry| entry.namespace == namespace).map(|entry| entry.bytes).sum()
     }
 
+    /// Lets go of the least recently used entry of a namespace; false when it has none.
+    pub(crate) fn pop(&mut self, namespace: N) -> bool {
+        let oldest = self.entries.iter().position(|entry| entry.namespace == namespace);
+        oldest.and_then(|index| self.entries.remove(index)).is_some()
+    }
+
     /// A namespace is gone, and its entries with it.
     pub(crate) fn remove(&mut self, namespace: N) {
         self.shares.remove(&namespace);
@@ -152,6 +158,18 @@ mod tests {
         assert_eq!(cache.bytes(0), 0);
         cache.insert(0, vec![1], "of nobody", 10);
         assert_eq!(cache.bytes(0), 0);
+    }
+
+    #[test]
+    fn entries_can_be_let_go_one_by_one() {
+        let mut cache = cache();
+        cache.insert(0, vec![1], "a", 10);
+        cache.insert(1, vec![1], "of another", 10);
+        cache.insert(0, vec![2], "b", 10);
+        cache.find(0, &[1, 0]);
+        assert!(cache.pop(0) && cache.find(0, &[2, 0]).is_none() && cache.find(0, &[1, 0]).is_some());
+        assert!(cache.pop(0) && !cache.pop(0));
+        assert_eq!(cache.bytes(1), 10);
     }
 
     #[test]

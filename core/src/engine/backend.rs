@@ -134,6 +134,8 @@ pub(crate) trait Backend {
     fn end(&mut self, row: Row, keep: bool);
     /// Bytes of keys and values held for a model.
     fn cache_bytes(&self, slot: Slot) -> CacheBytes;
+    /// Lets go of the prompt kept for a model that was used the longest ago; false when there is none.
+    fn forget_prompt(&mut self, slot: Slot) -> bool;
     /// Lets a model's prompts be kept, all models of the engine together within so many bytes.
     fn keep_prompts(&mut self, slot: Slot, tenant: &Tenant);
     /// Raw logits after each of `ids[from..]`, in float32: what golden tests compare.

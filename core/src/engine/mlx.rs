@@ -285,6 +285,10 @@ impl Backend for Mlx {
         self.rows.bytes(slot)
     }
 
+    fn forget_prompt(&mut self, slot: Slot) -> bool {
+        self.rows.forget_prompt(slot)
+    }
+
     fn keep_prompts(&mut self, slot: Slot, tenant: &Tenant) {
         self.rows.keep_prompts(slot, tenant);
     }

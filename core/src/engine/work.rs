@@ -147,11 +147,12 @@ fn guarded<T>(what: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T>
 
 struct RowConditions<'a> {
     active: &'a HashMap<Id, Active>,
-    backend: &'a dyn Backend,
+    accounts: &'a mut HashMap<Slot, Account>,
+    backend: &'a mut dyn Backend,
 }
 
-impl RowConditions<'_> {
-    fn row(&self, id: Id) -> Option<&dyn Generating> {
+impl<'a> RowConditions<'a> {
+    fn row(&self, id: Id) -> Option<&'a dyn Generating> {
         match self.active.get(&id).map(|active| &active.task) {
             Some(Task::Generate(task)) => Some(task.as_ref()),
             _ => None,
@@ -165,7 +166,20 @@ impl Conditions for RowConditions<'_> {
     }
 
     fn may_hold(&mut self, id: Id, tokens: usize) -> bool {
-        self.row(id).is_none_or(|row| row.may_hold(tokens, self.backend.cache_bytes(row.slot())))
+        let Some(row) = self.row(id) else { return true };
+        let mut held = self.backend.cache_bytes(row.slot());
+        // What might serve a later prompt gives way to what runs now, if that helps.
+        if !row.may_hold(tokens, CacheBytes { rows: held.total(), kept: 0 }) {
+            return false;
+        }
+        while !row.may_hold(tokens, held) {
+            if !self.backend.forget_prompt(row.slot()) {
+                return false;
+            }
+            settle(self.accounts, self.backend, row.slot());
+            held = self.backend.cache_bytes(row.slot());
+        }
+        true
     }
 }
 
@@ -219,7 +233,7 @@ impl Work {
         for (id, ending) in over {
             self.finish(backend, id, Ok(ending));
         }
-        let mut conditions = RowConditions { active: &self.active, backend };
+        let mut conditions = RowConditions { active: &self.active, accounts: &mut self.accounts, backend };
         let Some(unit) = self.scheduler.next(&mut conditions) else { return ended };
         match unit {
             Unit::Decode { slot, rows } => self.decode(backend, slot, &rows),
@@ -405,14 +419,18 @@ impl Work {
         active.task.finish(ending);
     }
 
-    /// Tells the account what the model's keys and values take now.
-    fn settle(&mut self, backend: &mut dyn Backend, slot: Slot) {
-        let Some(account) = self.accounts.get_mut(&slot) else { return };
-        let bytes = backend.cache_bytes(slot).total();
-        if bytes != account.bytes {
-            account.bytes = bytes;
-            let tell = Arc::clone(&account.tell);
-            let _ = catch_unwind(AssertUnwindSafe(|| tell(bytes)));
-        }
+    fn settle(&mut self, backend: &dyn Backend, slot: Slot) {
+        settle(&mut self.accounts, backend, slot);
+    }
+}
+
+/// Tells the account what the model's keys and values take now.
+fn settle(accounts: &mut HashMap<Slot, Account>, backend: &dyn Backend, slot: Slot) {
+    let Some(account) = accounts.get_mut(&slot) else { return };
+    let bytes = backend.cache_bytes(slot).total();
+    if bytes != account.bytes {
+        account.bytes = bytes;
+        let tell = Arc::clone(&account.tell);
+        let _ = catch_unwind(AssertUnwindSafe(|| tell(bytes)));
     }
 }

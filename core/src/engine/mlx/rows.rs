@@ -337,6 +337,10 @@ impl Rows {
         CacheBytes { rows, kept: self.kept.bytes(slot) }
     }
 
+    pub(super) fn forget_prompt(&mut self, slot: Slot) -> bool {
+        self.kept.pop(slot)
+    }
+
     pub(super) fn keep_prompts(&mut self, slot: Slot, tenant: &Tenant) {
         self.kept.add(slot, tenant.id, tenant.prompt_cache);
     }
