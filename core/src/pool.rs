@@ -585,6 +585,11 @@ impl Pool {
             .with(|state, _| matches!(state.preview(bytes, NoRoom::Refuse, None), Decision::Admit { over_budget: false, .. }))
     }
 
+    /// As [`has_room`](Self::has_room), for a resident that grows: the allocator serves it from its freed buffers too.
+    pub(crate) fn could_grow(&self, bytes: u64) -> bool {
+        self.inner().with(|state, _| state.could_grow(bytes))
+    }
+
     /// A snapshot. Never loads, never waits for a device.
     #[must_use]
     pub fn status(&self) -> Status {

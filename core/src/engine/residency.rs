@@ -51,7 +51,7 @@ impl Model {
             return true;
         }
         let Some(owner) = self.owner.upgrade() else { return false };
-        owner.pool.has_room(beyond)
+        owner.pool.could_grow(beyond)
     }
 
     /// What the pool is to be told when the bytes of the model's keys and values change. What the entry was charged for them at
@@ -326,11 +326,11 @@ impl Residency {
     ) -> Result<T> {
         let waiting = async {
             let permit = Arc::clone(&self.blocking).acquire_owned().await;
-            unblock(move || {
+            let work = self.runtime.unblock(move || {
                 let _permit = permit;
                 work()
-            })
-            .await
+            });
+            work.await
         };
         tokio::select! {
             result = waiting => result,

@@ -167,18 +167,16 @@ impl Conditions for RowConditions<'_> {
 
     fn may_hold(&mut self, id: Id, tokens: usize) -> bool {
         let Some(row) = self.row(id) else { return true };
-        let mut held = self.backend.cache_bytes(row.slot());
+        let slot = row.slot();
+        // Until the account is told, what goes still counts as held.
+        let held = self.backend.cache_bytes(slot).total();
+        let beside = |kept: u64| CacheBytes { rows: held.saturating_sub(kept), kept };
         // What might serve a later prompt gives way to what runs now, if that helps.
-        if !row.may_hold(tokens, CacheBytes { rows: held.total(), kept: 0 }) {
+        if !row.may_hold(tokens, beside(0)) {
             return false;
         }
-        while !row.may_hold(tokens, held) {
-            if !self.backend.forget_prompt(row.slot()) {
-                return false;
-            }
-            settle(self.accounts, self.backend, row.slot());
-            held = self.backend.cache_bytes(row.slot());
-        }
+        while !row.may_hold(tokens, beside(self.backend.cache_bytes(slot).kept)) && self.backend.forget_prompt(slot) {}
+        settle(self.accounts, self.backend, slot);
         true
     }
 }

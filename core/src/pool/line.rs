@@ -28,6 +28,12 @@ impl State {
         decide(&account, cost, no_room, &[], self.table.lru().filter(|(at, _)| Some(*at) != without))
     }
 
+    /// Whether a resident may take so many bytes more now.
+    pub(crate) fn could_grow(&self, bytes: u64) -> bool {
+        let decision = decide(&self.account_of(true), bytes, NoRoom::Refuse, &[], self.table.lru());
+        matches!(decision, Decision::Admit { over_budget: false, .. })
+    }
+
     /// Puts a flight whose cost is known on its way: starts it, lines it up, or refuses it.
     pub(crate) fn place(&mut self, inner: &Arc<Inner>, token: Token, out: &mut Outbox) {
         let Some(flight) = self.flights.get(&token) else { return };

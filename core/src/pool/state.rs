@@ -334,11 +334,16 @@ impl State {
 
     /// The account as a decision needs it.
     pub(crate) fn account(&self) -> Account {
+        self.account_of(self.keeps_cache)
+    }
+
+    /// The same; `cache_serves`: the allocator's freed buffers are there for what is decided about.
+    pub(crate) fn account_of(&self, cache_serves: bool) -> Account {
         // A panic here must not leave a transition half done.
         let reading = self.probe.as_ref().and_then(|probe| guarded_call("the memory probe", || probe.read()).ok());
         Account {
             movable: self.table.busy + self.running + self.table.draining.len(),
-            measured: reading.map_or(0, |reading| if self.keeps_cache { reading.active } else { reading.held() }.into()),
+            measured: reading.map_or(0, |reading| if cache_serves { reading.active } else { reading.held() }.into()),
             available: reading.and_then(|reading| reading.available),
             ..self.table.account
         }
