@@ -263,6 +263,9 @@ impl ModelInfo {
 }
 
 /// A device, a pool of models on it, and the verbs. Cheap to clone; the last clone closes it in the background.
+///
+/// The futures of its verbs run on any executor. A request begins when its future is first polled and goes on by itself from then on;
+/// dropping the future before its answer cancels the request.
 #[derive(Clone)]
 pub struct Engine {
     shared: Arc<Shared>,

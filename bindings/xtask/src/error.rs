@@ -66,9 +66,7 @@ impl<T> At<T> for io::Result<T> {
         self.map_err(|error| {
             let report = Error::new(format!("cannot {doing} {}: {error}", path.display()));
             match error.kind() {
-                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                    report.mend("free some disk space (setup needs about 1 GB, the models 200 MB), then run the same command again")
-                }
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => report.mend(DISK_FULL),
                 io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
                     report.mend("make the repository's target folder writable for this user")
                 }
@@ -78,13 +76,13 @@ impl<T> At<T> for io::Result<T> {
     }
 }
 
+const DISK_FULL: &str =
+    "free some disk space (setup needs about 1 GB, the models 200 MB, all the tests 16 GB), then run the same command again";
+
 /// The remedy that a failing tool's own words point to, if they point to one.
 pub(crate) fn mend_for_output(output: &str) -> Option<&'static str> {
     const KNOWN: &[(&[&str], &str)] = &[
-        (
-            &["No space left on device", "Disk quota exceeded"],
-            "free some disk space (setup needs about 1 GB, the models 200 MB), then run the same command again",
-        ),
+        (&["No space left on device", "Disk quota exceeded"], DISK_FULL),
         (
             &["No module named pip", "No module named 'pip'"],
             "install pip for this python3 (Debian, Ubuntu: apt-get install python3-pip)",
