@@ -255,7 +255,8 @@ impl Tokenizer {
             "model": {"type": "BPE", "vocab": alphabet, "merges": []}
         });
         let source = PathBuf::from("fake");
-        let inner = json.to_string().parse().map_err(|error| bad(&source, "tokenizer", error))?;
+        let mut inner = json.to_string().parse().map_err(|error| bad(&source, "tokenizer", error))?;
+        from_hf::limit_cache(&mut inner);
         let roles = Roles { eos: Some(end), ..Roles::default() };
         Self::assemble(Parts { source, inner, roles, eos_ids: vec![end], max_length: None, role_texts: Vec::new() })
     }

@@ -25,7 +25,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::fake::FakeDevice;
 use crate::model::{LoadOptions, ModelKind, ModelSpec, Provenance, Text};
 use crate::options::Limits;
-use crate::pool::{Admission, Key, Lease, Load, LoadContext, Loaded, Origin, Pool, PoolOptions, Release, Runtime, Token, unblock};
+use crate::pool::{
+    Admission, Key, Lease, Load, LoadContext, Loaded, Origin, Pool, PoolOptions, Release, Runtime, Token, cores, unblock,
+};
 
 /// A loaded model. The last holder's drop posts the unload and the drain to the device (P36).
 pub(crate) struct Model {
@@ -184,8 +186,7 @@ impl Residency {
         options.spawner = Some(runtime.clone());
         let pool = Pool::new(options)?;
         let (table, names) = (Table::default(), Mutex::default());
-        let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
-        let blocking = Arc::new(Semaphore::new(cores.max(2)));
+        let blocking = Arc::new(Semaphore::new(cores()));
         Ok(Arc::new(Self {
             device,
             fake,

@@ -31,8 +31,7 @@ impl Runtime {
     pub fn start(name: &str) -> Result<Self> {
         let failed =
             |error: std::io::Error| Error::new(ErrorKind::Io, format!("cannot start the thread {name}")).with_source(error);
-        let mut runtime = tokio::runtime::Builder::new_current_thread();
-        let runtime = runtime.enable_time().thread_name("hob-blocking").build().map_err(failed)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().map_err(failed)?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
         let run = move || {
@@ -42,15 +41,6 @@ impl Runtime {
         };
         std::thread::Builder::new().name(name.to_owned()).spawn(run).map_err(failed)?;
         Ok(Self { handle, stop: Some(stop) })
-    }
-
-    /// As [`unblock`], on threads that wait a few seconds for more work: for what every request does.
-    pub(crate) fn unblock<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> Result<T> + Send + 'static,
-    ) -> impl Future<Output = Result<T>> + Send + 'static {
-        let work = self.handle.spawn_blocking(work);
-        async move { work.await.unwrap_or_else(|_| Err(Error::internal("blocking work panicked"))) }
     }
 
     pub(crate) fn sleep_until(&self, deadline: Instant) -> BoxFuture<'static, ()> {
@@ -90,7 +80,7 @@ pub fn unblock<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'sta
         if let Err(error) = started {
             return Err(Error::new(ErrorKind::Io, "cannot start a thread for blocking work").with_source(error));
         }
-        receiver.await.unwrap_or_else(|_| Err(Error::internal("blocking work panicked")))
+        receiver.await.unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "blocking work panicked")))
     })
 }
 

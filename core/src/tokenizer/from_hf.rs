@@ -219,7 +219,7 @@ fn model_unk(model: &ModelWrapper) -> Option<u32> {
 
 /// The crate keeps a cache of words per thread for the life of the thread, even when the tokenizer is gone. In a process that
 /// loads and drops models that is a leak, so it is switched off. Dropout, a training device, too.
-fn limit_cache(inner: &mut tokenizers::Tokenizer) {
+pub(super) fn limit_cache(inner: &mut tokenizers::Tokenizer) {
     if let ModelWrapper::BPE(bpe) = inner.get_model() {
         let mut bpe = bpe.clone();
         bpe.resize_cache(0);
