@@ -63,7 +63,6 @@ use tokio::sync::oneshot;
 pub use self::idle::{DEFAULT_IDLE_SECONDS, IdlePolicy, MAX_IDLE_SECONDS, MIN_IDLE_SECONDS};
 pub use self::lease::{ExternalCharge, Lease, Paused};
 pub use self::policy::{default_budget, default_physical_limit};
-pub(crate) use self::spawn::cores;
 pub use self::spawn::{Runtime, Spawn, unblock};
 pub use self::status::{Counters, EntryState, EntryStatus, ErrorKindName, EventStream, PoolEvent, Received, Status, UnloadReason};
 pub use self::types::{

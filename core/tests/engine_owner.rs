@@ -385,9 +385,9 @@ fn a_future_that_is_dropped_cancels_its_request() {
         assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "{verb}");
         device.wait_until_held(Point::Load);
         drop(future);
+        until(|| engine.requests() == 0);
         device.release(Point::Load);
-        until(|| engine.requests() == 0 && held(&engine).is_empty());
-        until(|| device.memory().held() == 0);
+        until(|| held(&engine).is_empty() && device.memory().held() == 0);
     }
     serve(&engine, "a");
 }

@@ -25,9 +25,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::fake::FakeDevice;
 use crate::model::{LoadOptions, ModelKind, ModelSpec, Provenance, Text};
 use crate::options::Limits;
-use crate::pool::{
-    Admission, Key, Lease, Load, LoadContext, Loaded, Origin, Pool, PoolOptions, Release, Runtime, Token, cores, unblock,
-};
+use crate::pool::{Admission, Key, Lease, Load, LoadContext, Loaded, Origin, Pool, PoolOptions, Release, Runtime, Token, unblock};
 
 /// A loaded model. The last holder's drop posts the unload and the drain to the device (P36).
 pub(crate) struct Model {
@@ -186,7 +184,8 @@ impl Residency {
         options.spawner = Some(runtime.clone());
         let pool = Pool::new(options)?;
         let (table, names) = (Table::default(), Mutex::default());
-        let blocking = Arc::new(Semaphore::new(cores()));
+        let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
+        let blocking = Arc::new(Semaphore::new(cores.max(2)));
         Ok(Arc::new(Self {
             device,
             fake,
@@ -327,11 +326,11 @@ impl Residency {
     ) -> Result<T> {
         let waiting = async {
             let permit = Arc::clone(&self.blocking).acquire_owned().await;
-            let work = self.runtime.unblock(move || {
+            unblock(move || {
                 let _permit = permit;
                 work()
-            });
-            work.await
+            })
+            .await
         };
         tokio::select! {
             result = waiting => result,
