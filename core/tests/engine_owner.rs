@@ -342,8 +342,10 @@ fn p28_every_verb_ends_its_use_when_cancelled_or_refused_after_the_model_was_fou
     assert_eq!(uses(&engine), 0);
 }
 
+type Answer<'a> = Pin<Box<dyn Future<Output = Result<()>> + 'a>>;
+
 /// Each verb whose answer is a future, cold; all fit the budget one after the other.
-fn futures(engine: &Engine) -> Vec<(&'static str, Pin<Box<dyn Future<Output = Result<()>> + '_>>)> {
+fn futures(engine: &Engine) -> Vec<(&'static str, Answer<'_>)> {
     async fn quiet<T>(answer: impl Future<Output = Result<T>>) -> Result<()> {
         answer.await.map(drop)
     }
