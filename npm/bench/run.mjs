@@ -7,9 +7,11 @@
 // - token, each alone: from the moment the device may make a token until the reader has it. So every token wakes the event loop, as it
 //   does with a model that takes milliseconds for each.
 // - token, in a burst: an answer's time by its tokens, the device being as fast as it can.
-// - busy: what JavaScript's thread itself spends (Node only: its event loop's utilisation), waiting left out.
+// - busy: processor time of JavaScript's thread (Linux only).
 // - import: a fresh process's `import 'hob'`, and then the addon's first use.
+
 import { execFileSync, spawn } from 'node:child_process'
+import { readFileSync } from 'node:fs'
 import { performance } from 'node:perf_hooks'
 import { createInterface } from 'node:readline'
 
@@ -96,6 +98,15 @@ console.log('\nmilliseconds, medians of 11 processes; goal 60')
 console.log(`import                    ${column(median(imports.map(([time]) => time)))}`)
 console.log(`and load of the addon     ${column(median(imports.map(([time, load]) => time + load)))}`)
 
+/** Microseconds that the main thread has been on a processor. */
+function spent() {
+  try {
+    return Number(readFileSync('/proc/self/schedstat', 'utf8').split(' ')[0]) / 1000
+  } catch {
+    return undefined
+  }
+}
+
 /** Blocks of both sides in turn; the first of each warms up. */
 async function compare(name, what, rounds, goal, javascript) {
   const mine = []
@@ -103,13 +114,13 @@ async function compare(name, what, rounds, goal, javascript) {
   const busy = []
   for (let block = 0; block <= BLOCKS; block++) {
     const other = await rust(what, rounds)
-    const before = performance.eventLoopUtilization()
+    const before = spent()
     const { times, calls } = await javascript(rounds)
-    const { active } = performance.eventLoopUtilization(before)
+    const after = spent()
     if (block === 0) continue
     theirs.push(...other)
     mine.push(...times)
-    if (active > 0 && calls !== undefined) busy.push((active * 1000) / calls)
+    if (after !== undefined && calls !== undefined) busy.push((after - before) / calls)
   }
   const [js, plain] = [median(mine), median(theirs)]
   console.log(`${name.padEnd(26)}${[js, plain, js - plain, busy.length > 0 ? median(busy) : undefined, goal].map(column).join('')}`)
