@@ -20,7 +20,6 @@ use crate::requests::{
 };
 use crate::results::{NativeDevice, NativeEstimate, NativeModelInfo, Value};
 use crate::stream::NativeStream;
-use crate::task::SMALL;
 
 /// What ends requests: cancelling one ends its children too.
 #[napi]
@@ -98,12 +97,12 @@ impl NativeEngine {
         Self { engine, fake, mailbox, _live: Live::new() }
     }
 
-    /// Starts a call whose request is read with the token made for it. A `small` one has no thread between it and the device.
+    /// Starts a call whose request is read with the token made for it. A `quick` one keeps what `task.rs` asks for.
     fn start<R, F>(
         &self,
         id: f64,
         parent: Option<&NativeCancelToken>,
-        small: bool,
+        quick: bool,
         read: impl FnOnce(CancelToken) -> hob::Result<R>,
         run: impl FnOnce(Engine, R) -> F,
     ) -> Result<(), Refusal>
@@ -114,7 +113,7 @@ impl NativeEngine {
             let token = self.mailbox.token(parent.map(|parent| &parent.token));
             let request = read(token.clone())?;
             let (id, call) = (whole("id", id)?, run(self.engine.clone(), request));
-            if small {
+            if quick {
                 self.mailbox.run_here(id, token, call);
                 return Ok(());
             }
@@ -241,7 +240,7 @@ impl NativeEngine {
         self.start(
             id,
             cancel,
-            request.texts.len() <= SMALL,
+            true,
             |token| request.read(token),
             |engine, request| async move { engine.embed(request).await.map(|vectors| Value::Embeddings(vectors.into())) },
         )
@@ -253,7 +252,7 @@ impl NativeEngine {
         self.start(
             id,
             cancel,
-            request.documents.len() <= SMALL,
+            true,
             |token| request.read(token),
             |engine, request| async move { engine.rerank(request).await.map(|ranking| Value::Ranking(ranking.into())) },
         )
@@ -277,7 +276,7 @@ impl NativeEngine {
         self.start(
             id,
             cancel,
-            request.answers.len() <= SMALL,
+            true,
             |token| request.read(token),
             |engine, request| async move { engine.decide(request).await.map(|decided| Value::Decision(decided.into())) },
         )

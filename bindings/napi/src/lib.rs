@@ -3,8 +3,8 @@
 //! Nothing is decided here: each method reads its arguments, calls the core, and the answer goes back by the environment's
 //! mailbox (`mailbox.rs`). The classes are named `Native…` because nobody but the package's own TypeScript meets them.
 //!
-//! - **Threads.** JavaScript's thread reads arguments, takes requests up to the device, looks at streams and makes results. What
-//!   follows runs where it is woken (`task.rs`), or on one thread of the process (`hob-napi`); file work on threads made for it.
+//! - **Threads.** JavaScript's thread reads arguments, hands requests over, looks at streams and makes results. What comes back is
+//!   fetched where it is woken (`task.rs`), or on one thread of the process (`hob-napi`); file work on threads made for it.
 //!   No call here waits for any of them.
 //! - **Promises** are made by the TypeScript half, which knows each of its calls by a number. So one threadsafe function serves a
 //!   whole environment, and one that is gone (a terminated worker) has nothing left that could be called.

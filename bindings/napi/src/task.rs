@@ -1,12 +1,11 @@
 //! Calls without an executor's thread: a future is polled where it is started, and from then on where it is woken.
 //!
-//! A thread of their own would be one hop on the way in and one on the way out, some 20 microseconds each, and what it does in
-//! between is a few. So the thread that asks takes the request up to the device (or to whatever it must wait for), the one that
-//! has its tokens posts them, and the device's own thread sends the letter. None of it waits on JavaScript's event loop, so a
-//! request goes on while the loop is busy.
+//! A thread of their own would be one hop on the way in and one on the way out, some 20 microseconds each. The core takes a request to
+//! its end on the engine's thread; its caller's future hands it over and fetches the answer. So JavaScript's thread does the one, and
+//! the engine's thread the other and sends the letter. None of it waits on the event loop: a request goes on while that is busy.
 //!
-//! It asks two things of a future: a poll never blocks, and is short wherever it runs (the device's thread among others); so only
-//! requests of a bounded size run here, see [`SMALL`]. And of those who wake: no lock is held meanwhile, as everywhere in the core.
+//! It asks of a future that each poll is short and never blocks, wherever it runs; and of those who wake that they hold no lock
+//! meanwhile, as everywhere in the core.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -17,9 +16,6 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use hob::BoxFuture;
 use parking_lot::Mutex;
-
-/// Texts of a request whose last step (scaling and joining so many vectors) is microseconds and not milliseconds.
-pub(crate) const SMALL: usize = 32;
 
 /// Nobody polls; a wake does.
 const REST: u8 = 0;
