@@ -12,7 +12,7 @@
 
 //
 // Found on a two-core virtual machine (AMD EPYC, 2.4 GHz; 2026-12-01, before the core carried requests on the engine's thread), release:
-//   embed                199 JS, 165 Rust: 34 over (goal 30); 113 busy, most of it the start of a thread for tokenising, now gone
+//   embed                199 JS, 165 Rust: 34 over (goal 30); 113 busy, some of it the start of a thread for tokenising
 //   token, each alone    94 to 105 JS, 32 to 34 Rust: 62 to 71 over (goal 10). Of it 10 are libuv's wake, 15 `take`, 22 `look` and the
 //                        promises: code that runs cold after a millisecond of sleep; in a burst the same code takes 3 microseconds
 //   token, in a burst    2.8 to 3.8 JS, 3.0 to 4.0 Rust: none over
