@@ -2,7 +2,7 @@ import { asHobError, HobError, invalid } from './errors.js'
 import type { ErrorCode } from './errors.js'
 import { load } from './loader.js'
 import type { Addon } from './loader.js'
-import type { NativeLetter, NativeMailbox } from './native.js'
+import type { NativeLetter, NativeMailbox, NativeProvenance } from './native.js'
 
 /** What a host gives with an admission. */
 export interface Functions {
@@ -39,6 +39,7 @@ class Calls {
   #waiting = new Map<number, () => void>()
   #functions = new Map<number, Functions>()
   #runs = new Map<number, AbortController>()
+  #provenances = new Map<number, Readonly<NativeProvenance>>()
   #last = 0
   #alive = 0
 
@@ -92,6 +93,13 @@ class Calls {
     const waiting = this.#waiting.get(id)
     this.#waiting.delete(id)
     waiting?.()
+  }
+
+  /** Where a result with this number comes from. Results share the object. */
+  provenance(number: number): Readonly<NativeProvenance> {
+    let known = this.#provenances.get(number)
+    if (known === undefined) this.#provenances.set(number, (known = Object.freeze(this.addon.provenance(number))))
+    return known
   }
 
   keepAlive(change: 1 | -1): void {

@@ -3,8 +3,8 @@ import { check } from './checks.js'
 import { aborted, theCalls } from './calls.js'
 import { asHobError, invalid } from './errors.js'
 import type {
-  NativeDecision, NativeDevice, NativeEmbeddings, NativeEngine, NativeEstimate, NativeModelInfo, NativePause, NativeRanking,
-  NativeScore,
+  NativeDecision, NativeDevice, NativeEmbeddings, NativeEngine, NativeEstimate, NativeModelInfo, NativePause, NativeProvenance,
+  NativeRanking, NativeScore,
 } from './native.js'
 import { Pause, Pool } from './pool.js'
 import { readDecide, readEmbed, readEngineOptions, readGenerate, readRequest, readRerank, readScore, REQUEST } from './requests.js'
@@ -14,15 +14,27 @@ import type {
 import { GenerateStream } from './stream.js'
 
 export type {
-  NativeAnswer as Answer, NativeDecision as Decision, NativeDevice as Device, NativeEstimate as Estimate,
-  NativeModelInfo as ModelInfo, NativeRanked as Ranked, NativeRanking as Ranking, NativeScore as Score,
+  NativeAnswer as Answer, NativeDevice as Device, NativeEstimate as Estimate, NativeModelInfo as ModelInfo, NativeRanked as Ranked,
+  NativeScore as Score,
 } from './native.js'
 
+/** What says where it comes from. The object is frozen: results share it. */
+interface FromModel {
+  /** Which model computed it. */
+  provenance: Readonly<NativeProvenance>
+}
+
 /** Vectors, in the order of the texts. */
-export interface Embeddings extends NativeEmbeddings {
+export interface Embeddings extends Omit<NativeEmbeddings, 'provenance'>, FromModel {
   /** One vector per text: views of `data`, without a copy. */
   embeddings: Float32Array[]
 }
+
+/** Documents by score. */
+export interface Ranking extends Omit<NativeRanking, 'provenance'>, FromModel {}
+
+/** Answers by likelihood. */
+export interface Decision extends Omit<NativeDecision, 'provenance'>, FromModel {}
 
 /** Whether an engine serves requests. `quarantined`: the device has not come back from given-up work; requests are `Busy`. */
 export type Availability = 'ready' | 'working' | 'quarantined' | 'closed'
@@ -99,7 +111,7 @@ export class Engine implements AsyncDisposable {
     check('load', options, { ...REQUEST, onProgress: checks.callback })
     named(model)
     const { onProgress, signal, cancel } = options
-    const request = readRequest('load', options)
+    const request = readRequest('load', options) ?? {}
     const start = (id: number) => this.#native.load(id, model, request, onProgress !== undefined, cancel?.native)
     return theCalls().call(start, { signal, onProgress })
   }
@@ -133,13 +145,14 @@ export class Engine implements AsyncDisposable {
     const { data, dimensions } = vectors
     const embeddings: Float32Array[] = []
     for (let at = 0; at < data.length; at += dimensions) embeddings.push(data.subarray(at, at + dimensions))
-    return { embeddings, ...vectors }
+    return { embeddings, ...sourced(vectors) }
   }
 
   /** Orders documents by how well they answer a query. */
-  async rerank(request: RerankRequest): Promise<NativeRanking> {
+  async rerank(request: RerankRequest): Promise<Ranking> {
     const wanted = readRerank(request)
-    return theCalls().call((id) => this.#native.rerank(id, wanted, request.cancel?.native), { signal: request.signal })
+    const start = (id: number) => this.#native.rerank(id, wanted, request.cancel?.native)
+    return sourced(await theCalls().call<NativeRanking>(start, { signal: request.signal }))
   }
 
   /** Log-probabilities of a given completion. */
@@ -149,9 +162,10 @@ export class Engine implements AsyncDisposable {
   }
 
   /** Which of some given answers a chat model holds most likely, without sampling. */
-  async decide(request: DecideRequest): Promise<NativeDecision> {
+  async decide(request: DecideRequest): Promise<Decision> {
     const wanted = readDecide(request)
-    return theCalls().call((id) => this.#native.decide(id, wanted, request.cancel?.native), { signal: request.signal })
+    const start = (id: number) => this.#native.decide(id, wanted, request.cancel?.native)
+    return sourced(await theCalls().call<NativeDecision>(start, { signal: request.signal }))
   }
 
   /** Holds back new loads until the pause ends (`resume`, or the end of a `using` block). Resident work goes on. */
@@ -179,5 +193,12 @@ function named(model: unknown): void {
 
 function looked(what: string, model: unknown, options: LoadOptions) {
   named(model)
-  return readRequest(what, { load: options })
+  return readRequest(what, { load: options }) ?? {}
+}
+
+/** The result with its provenance in place of that one's number. */
+function sourced<T extends { provenance: number }>(result: T): Omit<T, 'provenance'> & FromModel {
+  const whole = result as Omit<T, 'provenance'> & { provenance: unknown }
+  whole.provenance = theCalls().provenance(result.provenance)
+  return whole as Omit<T, 'provenance'> & FromModel
 }

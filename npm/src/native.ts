@@ -91,7 +91,7 @@ export interface NativeDecide {
   prompt: NativePrompt
   answers: Array<string>
   decision?: 'choice' | 'score' | 'predicate'
-  request: NativeRequest
+  request?: NativeRequest
 }
 
 /** Answers by likelihood. */
@@ -106,8 +106,8 @@ export interface NativeDecision {
   promptTokens: number
   /** Time by phase. */
   timings: NativeTimings
-  /** Which model answered. */
-  provenance: NativeProvenance
+  /** Which model answered: the number to ask `provenance` for. */
+  provenance: number
 }
 
 /** The device that computes. */
@@ -130,7 +130,7 @@ export interface NativeEmbed {
   dimensions?: number
   normalize?: boolean
   truncate?: 'error' | 'end'
-  request: NativeRequest
+  request?: NativeRequest
 }
 
 /** Vectors, in the order of the texts. */
@@ -147,8 +147,8 @@ export interface NativeEmbeddings {
   droppedTokens: number
   /** Time by phase. */
   timings: NativeTimings
-  /** Which model computed it. */
-  provenance: NativeProvenance
+  /** Which model computed it: the number to ask `provenance` for. */
+  provenance: number
 }
 
 /** An engine. Its end by the garbage collector closes it in the background. */
@@ -330,7 +330,8 @@ export interface NativeGenerate {
   coalesceTokens?: number
   coalesceMs?: number
   promptCache?: boolean
-  request: NativeRequest
+  /** Absent when the request brings none of it: reading an object's fields is most of what a short call costs. */
+  request?: NativeRequest
 }
 
 /** A use of a resident. Its end by the garbage collector ends the use. */
@@ -604,8 +605,8 @@ export interface NativeRanking {
   droppedTokens: number
   /** Time by phase. */
   timings: NativeTimings
-  /** Which model computed it. */
-  provenance: NativeProvenance
+  /** Which model computed it: the number to ask `provenance` for. */
+  provenance: number
 }
 
 /** What `trim`, `makeRoom` and `sweep` did. */
@@ -652,7 +653,7 @@ export interface NativeRerank {
   topN?: number
   unsorted?: boolean
   truncate?: 'error' | 'end'
-  request: NativeRequest
+  request?: NativeRequest
 }
 
 /** Log-probabilities of a completion's tokens. */
@@ -670,7 +671,7 @@ export interface NativeScoreRequest {
   model: string
   prompt: NativePrompt
   completion: string
-  request: NativeRequest
+  request?: NativeRequest
 }
 
 /** A stream of events. Its end by the garbage collector cancels the generation. */
@@ -762,6 +763,9 @@ export declare function openEngine(mailbox: NativeMailbox, id: number, options: 
 
 /** Opens an engine on a scripted device that knows these models; it is what the call ends with. */
 export declare function openFakeEngine(mailbox: NativeMailbox, id: number, models: Array<NativeFakeModel>, options: NativeEngineOptions): void
+
+/** Where a result with this number comes from. */
+export declare function provenance(number: number): NativeProvenance
 
 /** This addon's version; the package refuses another one's. */
 export declare function version(): string

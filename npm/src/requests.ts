@@ -311,8 +311,10 @@ export function readEngineOptions(options: EngineOptions): NativeEngineOptions {
   return { ...rest, limits: json('limits', Object.fromEntries(entries.map(([name, value]) => [snake(name), value]))) }
 }
 
-export function readRequest(what: string, options: RequestOptions & { onCancel?: 'abort' | 'stop' }): NativeRequest {
+/** Undefined when there is nothing to say. */
+export function readRequest(what: string, options: RequestOptions & { onCancel?: 'abort' | 'stop' }): NativeRequest | undefined {
   const { timeoutMs, onCancel, load, idle, modelIdle, pinned } = options
+  if ((timeoutMs ?? onCancel ?? load ?? idle ?? modelIdle ?? pinned) === undefined) return undefined
   const common = given({ timeoutMs, onCancel, idle, modelIdle, pinned })
   if (load === undefined) return common as NativeRequest
   check(`${what}: load`, load, LOAD)
@@ -374,7 +376,7 @@ export function readRerank(request: RerankRequest): NativeRerank {
 export function readScore(request: ScoreRequest): NativeScoreRequest {
   check('score', request, SCORE, ['model', 'completion'])
   const { model, completion } = request
-  return { model, completion, prompt: readPrompt('score', request), request: readRequest('score', request) }
+  return given({ model, completion, prompt: readPrompt('score', request), request: readRequest('score', request) })
 }
 
 export function readDecide(request: DecideRequest): NativeDecide {

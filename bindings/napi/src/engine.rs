@@ -97,11 +97,12 @@ impl NativeEngine {
         Self { engine, fake, mailbox, _live: Live::new() }
     }
 
-    /// Starts a call whose request is read with the token made for it.
+    /// Starts a call whose request is read with the token made for it. A `quick` one keeps what `task.rs` asks for.
     fn start<R, F>(
         &self,
         id: f64,
         parent: Option<&NativeCancelToken>,
+        quick: bool,
         read: impl FnOnce(CancelToken) -> hob::Result<R>,
         run: impl FnOnce(Engine, R) -> F,
     ) -> Result<(), Refusal>
@@ -111,7 +112,12 @@ impl NativeEngine {
         enter(|| {
             let token = self.mailbox.token(parent.map(|parent| &parent.token));
             let request = read(token.clone())?;
-            self.mailbox.run(whole("id", id)?, token, run(self.engine.clone(), request))
+            let (id, call) = (whole("id", id)?, run(self.engine.clone(), request));
+            if quick {
+                self.mailbox.run_here(id, token, call);
+                return Ok(());
+            }
+            self.mailbox.run(id, token, call)
         })
     }
 
@@ -202,6 +208,7 @@ impl NativeEngine {
         self.start(
             id,
             cancel,
+            false,
             |token| Ok((whole("id", id)?, request.read(token)?)),
             move |engine, (id, options)| async move {
                 let info = if progress {
@@ -233,6 +240,7 @@ impl NativeEngine {
         self.start(
             id,
             cancel,
+            true,
             |token| request.read(token),
             |engine, request| async move { engine.embed(request).await.map(|vectors| Value::Embeddings(vectors.into())) },
         )
@@ -244,6 +252,7 @@ impl NativeEngine {
         self.start(
             id,
             cancel,
+            true,
             |token| request.read(token),
             |engine, request| async move { engine.rerank(request).await.map(|ranking| Value::Ranking(ranking.into())) },
         )
@@ -255,6 +264,7 @@ impl NativeEngine {
         self.start(
             id,
             cancel,
+            true,
             |token| request.read(token),
             |engine, request| async move { engine.score(request).await.map(|score| Value::Score(score.into())) },
         )
@@ -266,6 +276,7 @@ impl NativeEngine {
         self.start(
             id,
             cancel,
+            true,
             |token| request.read(token),
             |engine, request| async move { engine.decide(request).await.map(|decided| Value::Decision(decided.into())) },
         )
@@ -277,6 +288,7 @@ impl NativeEngine {
         self.start(
             id,
             None,
+            false,
             |_| Ok(()),
             |engine, ()| async move { engine.pause().await.map(|paused| Value::Pause(NativePause::new(paused))) },
         )
@@ -285,7 +297,13 @@ impl NativeEngine {
     /// Ends everything; the call ends with whether all had stopped by the engine's bound.
     #[napi]
     pub fn close(&self, id: f64) -> Result<(), Refusal> {
-        self.start(id, None, |_| Ok(()), |engine, ()| async move { engine.close().await.map(|closed| Value::Bool(closed.stopped)) })
+        self.start(
+            id,
+            None,
+            false,
+            |_| Ok(()),
+            |engine, ()| async move { engine.close().await.map(|closed| Value::Bool(closed.stopped)) },
+        )
     }
 }
 

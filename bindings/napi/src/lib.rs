@@ -3,8 +3,9 @@
 //! Nothing is decided here: each method reads its arguments, calls the core, and the answer goes back by the environment's
 //! mailbox (`mailbox.rs`). The classes are named `Native…` because nobody but the package's own TypeScript meets them.
 //!
-//! - **Threads.** JavaScript's thread only reads arguments, looks at streams and makes results; futures of the core run on one
-//!   thread of the process (`hob-napi`), file work on threads made for it. No call here waits for any of them.
+//! - **Threads.** JavaScript's thread reads arguments, hands requests over, looks at streams and makes results. What comes back is
+//!   fetched where it is woken (`task.rs`), or on one thread of the process (`hob-napi`); file work on threads made for it.
+//!   No call here waits for any of them.
 //! - **Promises** are made by the TypeScript half, which knows each of its calls by a number. So one threadsafe function serves a
 //!   whole environment, and one that is gone (a terminated worker) has nothing left that could be called.
 //! - **Finalizers** drop values of Rust and make none of JavaScript: a garbage collector, a worker's end and the sweep at a
@@ -23,6 +24,7 @@ mod pool;
 mod requests;
 mod results;
 mod stream;
+mod task;
 
 use std::sync::atomic::{AtomicI32, Ordering};
 

@@ -8,8 +8,9 @@
 //!   queue: letters are dropped here, where they are values of Rust, callers of JavaScript's functions are told, and everything
 //!   the environment had asked for is cancelled (hazard L8).
 //!
-//! Futures run on [`runtime`], not on napi's tokio: the core's need no particular executor, and one small thread that is never
-//! stopped has no order of ending to get wrong at a process's exit.
+//! Futures run without a thread of their own where they can ([`task`](crate::task)), else on [`runtime`], and not on napi's tokio:
+//! the core's need no particular executor, and one small thread that is never stopped has no order of ending to get wrong at a
+//! process's exit.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::{Future, poll_fn};
@@ -19,7 +20,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
 use hob::pool::{Progress, Runtime, Spawn, Token};
-use hob::{CancelToken, Error, ErrorKind};
+use hob::{BoxFuture, CancelToken, Error, ErrorKind};
 use napi::bindgen_prelude::Function;
 use napi::threadsafe_function::{ThreadsafeFunction, ThreadsafeFunctionCallMode};
 use napi::{Env, Status, sys};
@@ -29,6 +30,7 @@ use tokio::sync::oneshot;
 
 use crate::error::{NativeFailure, Refusal, enter, number, whole};
 use crate::results::{NativeLetter, Value};
+use crate::task;
 
 type Bell = ThreadsafeFunction<(), (), (), Status, false, true, 0>;
 
@@ -148,13 +150,28 @@ impl Mailbox {
     where
         F: Future<Output = hob::Result<Value>> + Send + 'static,
     {
+        runtime()?.spawn(self.settling(id, token, future));
+        Ok(())
+    }
+
+    /// As [`run`](Self::run), for a future that keeps what [`task`](crate::task) asks for: no thread is between it and the device.
+    pub(crate) fn run_here<F>(self: &Arc<Self>, id: u64, token: CancelToken, future: F)
+    where
+        F: Future<Output = hob::Result<Value>> + Send + 'static,
+    {
+        task::start(self.settling(id, token, future));
+    }
+
+    fn settling<F>(self: &Arc<Self>, id: u64, token: CancelToken, future: F) -> BoxFuture<'static, ()>
+    where
+        F: Future<Output = hob::Result<Value>> + Send + 'static,
+    {
         self.post.cancels.lock().insert(id, token);
         let mut reply = Reply { mailbox: Arc::clone(self), id, sent: false };
-        runtime()?.spawn(Box::pin(async move {
+        Box::pin(async move {
             let result = future.await;
             reply.settle(result);
-        }));
-        Ok(())
+        })
     }
 
     /// Runs a host's function in its event loop and waits for what it says. While nobody needs the result any more (`cancel`) its

@@ -192,7 +192,8 @@ pub struct NativeGenerate {
     pub coalesce_tokens: Option<f64>,
     pub coalesce_ms: Option<f64>,
     pub prompt_cache: Option<bool>,
-    pub request: NativeRequest,
+    /// Absent when the request brings none of it: reading an object's fields is most of what a short call costs.
+    pub request: Option<NativeRequest>,
 }
 
 impl NativeGenerate {
@@ -226,7 +227,7 @@ impl NativeGenerate {
             interval: self.coalesce_ms.map_or(Ok(Duration::ZERO), |ms| duration("coalesceMs", ms))?,
         };
         wanted.prompt_cache = self.prompt_cache.unwrap_or(true);
-        wanted.options = self.request.read(cancel)?;
+        wanted.options = self.request.unwrap_or_default().read(cancel)?;
         Ok(wanted)
     }
 }
@@ -246,7 +247,7 @@ pub struct NativeEmbed {
     pub normalize: Option<bool>,
     #[napi(ts_type = "'error' | 'end'")]
     pub truncate: Option<String>,
-    pub request: NativeRequest,
+    pub request: Option<NativeRequest>,
 }
 
 impl NativeEmbed {
@@ -260,7 +261,7 @@ impl NativeEmbed {
             Some(false) => Normalize::No,
         };
         wanted.truncate = read_truncate(self.truncate.as_deref())?;
-        wanted.options = self.request.read(cancel)?;
+        wanted.options = self.request.unwrap_or_default().read(cancel)?;
         Ok(wanted)
     }
 }
@@ -276,7 +277,7 @@ pub struct NativeRerank {
     pub unsorted: Option<bool>,
     #[napi(ts_type = "'error' | 'end'")]
     pub truncate: Option<String>,
-    pub request: NativeRequest,
+    pub request: Option<NativeRequest>,
 }
 
 impl NativeRerank {
@@ -286,7 +287,7 @@ impl NativeRerank {
         wanted.top_n = self.top_n.map(|top| size("topN", top)).transpose()?;
         wanted.unsorted = self.unsorted.unwrap_or(false);
         wanted.truncate = read_truncate(self.truncate.as_deref())?;
-        wanted.options = self.request.read(cancel)?;
+        wanted.options = self.request.unwrap_or_default().read(cancel)?;
         Ok(wanted)
     }
 }
@@ -297,14 +298,14 @@ pub struct NativeScoreRequest {
     pub model: String,
     pub prompt: NativePrompt,
     pub completion: String,
-    pub request: NativeRequest,
+    pub request: Option<NativeRequest>,
 }
 
 impl NativeScoreRequest {
     pub(crate) fn read(self, cancel: CancelToken) -> Result<ScoreRequest> {
         let (prompt, _) = self.prompt.read()?;
         let mut wanted = ScoreRequest::new(self.model, prompt, self.completion);
-        wanted.options = self.request.read(cancel)?;
+        wanted.options = self.request.unwrap_or_default().read(cancel)?;
         Ok(wanted)
     }
 }
@@ -317,7 +318,7 @@ pub struct NativeDecide {
     pub answers: Vec<String>,
     #[napi(ts_type = "'choice' | 'score' | 'predicate'")]
     pub decision: Option<String>,
-    pub request: NativeRequest,
+    pub request: Option<NativeRequest>,
 }
 
 impl NativeDecide {
@@ -334,7 +335,7 @@ impl NativeDecide {
                 Some("predicate") => Decision::Predicate,
                 Some(_) => return Err(none_of("decision", "choice, score, predicate")),
             },
-            options: self.request.read(cancel)?,
+            options: self.request.unwrap_or_default().read(cancel)?,
         })
     }
 }

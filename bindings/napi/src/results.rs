@@ -2,14 +2,18 @@
 
 mod pool;
 
+use std::ptr;
+use std::sync::Arc;
+
 use hob::engine::{Decided, Embeddings, Event, Finish, ModelInfo, Ranking, Score, ScoreKind, Summary, Timings};
 use hob::model::{Estimate, FloatType, Provenance};
-use napi::bindgen_prelude::{Float32Array, ToNapiValue, Uint32Array, sys};
+use napi::bindgen_prelude::{Float32Array, ToNapiValue, TypeName, Uint32Array, ValueType, check_status, sys};
 use napi_derive::napi;
+use parking_lot::Mutex;
 
 pub(crate) use self::pool::{NativeAdmitted, NativeEvicted, NativePlan, NativePoolEvent, NativePoolStatus, NativeReclaimed};
 use crate::engine::NativeEngine;
-use crate::error::{NativeFailure, count, number};
+use crate::error::{NativeFailure, Refusal, count, enter, invalid, number, size};
 use crate::pool::NativePause;
 
 /// A letter of the mailbox.
@@ -126,6 +130,29 @@ impl From<&Provenance> for NativeProvenance {
     }
 }
 
+/// Where results came from so far: one for each model that this process has used. A result names its own by number, because to make
+/// the same object anew costs more than all the rest of a short call's answer.
+static PROVENANCES: Mutex<Vec<Arc<Provenance>>> = Mutex::new(Vec::new());
+
+fn number_of(provenance: Arc<Provenance>) -> f64 {
+    let mut known = PROVENANCES.lock();
+    let same = |other: &Arc<Provenance>| Arc::ptr_eq(other, &provenance) || *other == provenance;
+    count(known.iter().position(same).unwrap_or_else(|| {
+        known.push(provenance);
+        known.len() - 1
+    }))
+}
+
+/// Where a result with this number comes from.
+#[napi]
+pub fn provenance(number: f64) -> Result<NativeProvenance, Refusal> {
+    enter(|| {
+        let known = PROVENANCES.lock();
+        let of = known.get(size("number", number)?).ok_or_else(|| invalid("no result has this number"))?;
+        Ok(NativeProvenance::from(&**of))
+    })
+}
+
 /// What a model will take, in bytes, before it is loaded.
 #[napi(object, object_from_js = false)]
 pub struct NativeEstimate {
@@ -217,11 +244,52 @@ pub struct NativeDevice {
     pub recommended_bytes: Option<f64>,
 }
 
+/// Numbers on their way into a `Float32Array`: without a copy, but for few of them.
+pub struct Numbers(Vec<f32>);
+
+/// So many are copied sooner than JavaScript takes a foreign buffer over and, later, gives it back.
+const FEW: usize = 2048;
+
+impl TypeName for Numbers {
+    fn type_name() -> &'static str {
+        "Float32Array"
+    }
+
+    fn value_type() -> ValueType {
+        ValueType::Object
+    }
+}
+
+impl ToNapiValue for Numbers {
+    unsafe fn to_napi_value(env: sys::napi_env, value: Self) -> napi::Result<sys::napi_value> {
+        let Self(numbers) = value;
+        if numbers.len() > FEW {
+            // SAFETY: as the caller promises: `env` is alive and this is its thread.
+            return unsafe { ToNapiValue::to_napi_value(env, Float32Array::from(numbers)) };
+        }
+        let (mut data, mut buffer, mut array) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+        let bytes = size_of_val(&*numbers);
+        // SAFETY: as above; the three are written by the calls that they are given to.
+        unsafe {
+            check_status!(sys::napi_create_arraybuffer(env, bytes, &raw mut data, &raw mut buffer))?;
+            // An empty buffer may have no address.
+            if bytes > 0 {
+                // SAFETY: the new buffer has `bytes` bytes, is nobody's yet, and JavaScript aligns buffers for any number.
+                ptr::copy_nonoverlapping(numbers.as_ptr(), data.cast::<f32>(), numbers.len());
+            }
+            let kind = sys::TypedarrayType::float32_array;
+            check_status!(sys::napi_create_typedarray(env, kind, numbers.len(), buffer, 0, &raw mut array))?;
+        }
+        Ok(array)
+    }
+}
+
 /// Vectors, in the order of the texts.
 #[napi(object, object_from_js = false)]
 pub struct NativeEmbeddings {
     /// All rows after one another.
-    pub data: Float32Array,
+    #[napi(ts_type = "Float32Array")]
+    pub data: Numbers,
     /// Numbers per row.
     pub dimensions: f64,
     /// How token states were pooled.
@@ -232,20 +300,20 @@ pub struct NativeEmbeddings {
     pub dropped_tokens: f64,
     /// Time by phase.
     pub timings: NativeTimings,
-    /// Which model computed it.
-    pub provenance: NativeProvenance,
+    /// Which model computed it: the number to ask `provenance` for.
+    pub provenance: f64,
 }
 
 impl From<Embeddings> for NativeEmbeddings {
     fn from(vectors: Embeddings) -> Self {
         Self {
-            data: Float32Array::from(vectors.data),
+            data: Numbers(vectors.data),
             dimensions: count(vectors.dimensions),
             pooling: vectors.pooling,
             prompt_tokens: count(vectors.prompt_tokens),
             dropped_tokens: count(vectors.dropped_tokens),
             timings: NativeTimings::from(&vectors.timings),
-            provenance: NativeProvenance::from(&*vectors.provenance),
+            provenance: number_of(vectors.provenance),
         }
     }
 }
@@ -275,8 +343,8 @@ pub struct NativeRanking {
     pub dropped_tokens: f64,
     /// Time by phase.
     pub timings: NativeTimings,
-    /// Which model computed it.
-    pub provenance: NativeProvenance,
+    /// Which model computed it: the number to ask `provenance` for.
+    pub provenance: f64,
 }
 
 impl From<Ranking> for NativeRanking {
@@ -295,7 +363,7 @@ impl From<Ranking> for NativeRanking {
             prompt_tokens: count(ranking.prompt_tokens),
             dropped_tokens: count(ranking.dropped_tokens),
             timings: NativeTimings::from(&ranking.timings),
-            provenance: NativeProvenance::from(&*ranking.provenance),
+            provenance: number_of(ranking.provenance),
         }
     }
 }
@@ -324,8 +392,8 @@ pub struct NativeDecision {
     pub prompt_tokens: f64,
     /// Time by phase.
     pub timings: NativeTimings,
-    /// Which model answered.
-    pub provenance: NativeProvenance,
+    /// Which model answered: the number to ask `provenance` for.
+    pub provenance: f64,
 }
 
 impl From<Decided> for NativeDecision {
@@ -341,7 +409,7 @@ impl From<Decided> for NativeDecision {
             value: decided.value,
             prompt_tokens: count(decided.prompt_tokens),
             timings: NativeTimings::from(&decided.timings),
-            provenance: NativeProvenance::from(&*decided.provenance),
+            provenance: number_of(decided.provenance),
         }
     }
 }

@@ -32,7 +32,7 @@ struct Bench {
 const BENCHES: &[Bench] = &[
     Bench { name: "criterion", about: "core's own benchmarks", run: criterion },
     Bench { name: "c", about: "what a call from C costs", run: |workspace, _, _| crate::c::bench(&workspace.target_directory()?) },
-    Bench { name: "peers", about: "Hob beside mlx-lm, node-llama-cpp and sentence-transformers", run: peers },
+    Bench { name: "peers", about: "Hob beside mlx-lm, node-llama-cpp, sentence-transformers and transformers.js", run: peers },
 ];
 
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -80,11 +80,12 @@ fn peers(workspace: &Workspace, places: &models::Places, options: &Options) -> R
     let node = target.join("bench-node");
     ensure_node(&node, &sources.join("package.json"))?;
     open(proc::cargo().args(["build", "--release", "--package", "hob", "--features", "cli", "--bin", "hob"]))?;
+    let npm = crate::npm::optimised()?;
     let mut run = Command::new(python);
     run.arg(sources.join("run.py")).arg("--hob").arg(workspace.target_directory()?.join("release/hob"));
     run.arg("--chat").arg(&places.chat).arg("--embedder").arg(&places.embedder);
     run.arg("--native").arg(paths::native().join("mlx_cpu.libs")).arg("--node").arg(&node);
-    run.arg("--work").arg(target.join("bench")).args(["--rounds", &options.rounds.to_string()]);
+    run.arg("--npm").arg(npm).arg("--work").arg(target.join("bench")).args(["--rounds", &options.rounds.to_string()]);
     if options.only.is_some() {
         run.args(&options.extra);
     }

@@ -41,8 +41,12 @@ pub(crate) enum Step {
     /// Write the addon's types anew, without Node
     #[command(hide = true)]
     Types,
-    /// Measure the binding
-    Bench,
+    /// Measure the binding: what a call costs over the same call from Rust
+    Bench {
+        /// Under Bun
+        #[arg(long)]
+        bun: bool,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -71,12 +75,22 @@ pub(crate) fn run(step: Option<&Step>) -> Result<()> {
         Some(Step::Dist { folder, dev }) => dist::run(folder.as_deref(), *dev),
         Some(Step::Types) => addon(false).map(|_| ()),
         Some(Step::Test { runtime, extra }) => test(*runtime, extra),
-        Some(Step::Bench) => {
-            addon(true)?;
+        Some(Step::Bench { bun }) => {
+            let built = addon(true)?;
             build()?;
-            open(Command::new("node").args(["--expose-gc", "bench/run.mjs"]).current_dir(folder()))
+            let example = ["build", "--package", "hob-napi", "--release", "--example", "without_js"];
+            ui::step("the Rust side", |_| capture(proc::cargo().args(example), |_| ()))?;
+            let node = if *bun { "node_modules/.bin/bun" } else { "node" };
+            open(Command::new(node).arg("bench/run.mjs").arg(built.join("examples/without_js")).current_dir(folder()))
         }
     }
+}
+
+/// The package with the addon as it is published, for benchmarks; returns its folder.
+pub(crate) fn optimised() -> Result<PathBuf> {
+    addon(true)?;
+    build()?;
+    Ok(folder())
 }
 
 /// Builds the addon, puts it where the package's loader looks first, and writes its types. Returns the folder of the build.
@@ -88,9 +102,12 @@ fn addon(release: bool) -> Result<PathBuf> {
     fs::create_dir_all(&spoken).at("make", &spoken)?;
     let built = ui::step(if release { "the addon, optimised" } else { "the addon" }, |step| {
         let mut cargo = proc::cargo();
-        cargo.args(["build", "--package", "hob-napi"]).env("NAPI_TYPE_DEF_TMP_FOLDER", &spoken);
+        cargo.env("NAPI_TYPE_DEF_TMP_FOLDER", &spoken);
         if release {
-            cargo.arg("--release");
+            // Debug information is two thirds of the file. Only this crate is told: a profile of its own would build all anew.
+            cargo.args(["rustc", "--package", "hob-napi", "--lib", "--release", "--", "-C", "strip=debuginfo"]);
+        } else {
+            cargo.args(["build", "--package", "hob-napi"]);
         }
         capture(&mut cargo, |line| line.map_or((), |line| step.note(line)))
     });
@@ -137,8 +154,16 @@ fn compile(folder: &Path, project: &str, to: &str) -> Result<()> {
         fs::remove_dir_all(&to).at("empty", &to)?;
     }
     let mut tsc = Command::new("node");
-    tsc.args(["node_modules/typescript/bin/tsc", "--project", project]).current_dir(folder);
+    tsc.args(["node_modules/typescript-7/bin/tsc", "--project", project]).current_dir(folder);
     capture(&mut tsc, |_| ()).map(|_| ())
+}
+
+/// Every exported thing has its words, every link goes somewhere: typedoc without a warning. It needs the TypeScript before 7, which
+/// is written in JavaScript; so there are two.
+fn documented(folder: &Path) -> Result<()> {
+    let mut typedoc = Command::new("node");
+    typedoc.args(["node_modules/typedoc/bin/typedoc", "--emit", "none", "--logLevel", "Warn"]).current_dir(folder);
+    capture(&mut typedoc, |_| ()).map(|_| ())
 }
 
 /// What package-lock.json names, when it is not there yet.
@@ -185,6 +210,9 @@ fn test(runtime: Runtime, extra: &[String]) -> Result<()> {
         }
     }
     let home = folder();
+    if runtime == Runtime::Node {
+        ui::step("npm: documentation", |_| documented(&home))?;
+    }
     ui::step("npm: compile the tests", |_| compile(&home, "test/tsconfig.json", "build"))?;
     let tests = home.join("build/test");
     let mut files: Vec<String> = fs::read_dir(&tests)

@@ -16,6 +16,7 @@ SIZES = (512, 64)  # prompt tokens, new tokens
 # MLX's 16-bit products on a CPU take seconds a token in mlx-lm: a full run would last an hour.
 SLOW_SIZES = (32, 4)
 TEXTS = 64
+CASES = ["float32", "bfloat16", "gguf", "embed", "npm-chat", "npm-embed"]
 
 
 class Worker:
@@ -153,6 +154,34 @@ def keep(timings: dict, lists: list[list[float]]) -> None:
     lists[1].append(timings["decode_tokens"] / timings["decode_seconds"] if timings["decode_tokens"] else float("nan"))
 
 
+def npm_case(args: argparse.Namespace, case: str, peer: str, mine: list[str], theirs: list[str], request: dict, read: list) -> list[Row]:
+    """Hob through its npm package beside a package of npm: both are workers, both stay loaded. `read` has a unit and a rate for each row."""
+    rows = [Row(f"npm {case} {name}", peer, unit) for name, unit, _ in read]
+    workers = [Worker(mine), Worker(theirs)]
+    answers = [worker.ask(request) for worker in workers]  # Warms up.
+
+    def run(side: int) -> None:
+        answers[side] = workers[side].ask(request)
+        for row, (_, _, rate) in zip(rows, read):
+            (row.hob if side == 0 else row.other).append(rate(answers[side]))
+
+    for number in range(args.rounds):
+        print(f"  npm {case}: round {number + 1} of {args.rounds}", file=sys.stderr, flush=True)
+        alternate(number, lambda: run(0), lambda: run(1))
+    for worker in workers:
+        worker.close()
+    if "token_ids" in answers[0]:
+        ours, others = answers[0]["token_ids"], answers[1]["token_ids"]
+        same = next((n for n, (a, b) in enumerate(zip(ours, others)) if a != b), min(len(ours), len(others)))
+        agree = f"the first {same} of {len(ours)} new tokens agree"
+    else:
+        ours, others = answers[0]["first"], answers[1]["first"]
+        norms = sum(a * a for a in ours) ** 0.5 * sum(b * b for b in others) ** 0.5
+        agree = f"cosine of the first vectors {sum(a * b for a, b in zip(ours, others)) / norms:.6f}"
+    print(f"npm {case}: {workers[0].about}; {peer} is {workers[1].about}; {agree}", flush=True)
+    return rows
+
+
 def embed_case(args: argparse.Namespace, model: Path, command: list[str]) -> list[Row]:
     row = Row(f"MiniLM embed {TEXTS}", "sentence-transformers", "texts/s")
     worker = Worker(command)
@@ -202,6 +231,14 @@ def same_blas(native: Path) -> str:
     return f"{', '.join(dict.fromkeys(names))} on both sides"
 
 
+def onnx(args: argparse.Namespace) -> Path:
+    folder = args.work / "minilm-onnx"
+    if not (folder / "onnx" / "model.onnx").exists():
+        print(f"  making {folder.name}", file=sys.stderr, flush=True)
+        subprocess.run([sys.executable, str(HERE / "make_minilm_onnx.py"), str(args.embedder), str(folder)], check=True)
+    return folder
+
+
 def checkpoint(args: argparse.Namespace, dtype: str) -> Path:
     folder = args.work / f"smollm2-135m-{dtype}"
     if not (folder / "config.json").exists():
@@ -226,12 +263,13 @@ def main() -> None:
     parser.add_argument("--embedder", type=Path, required=True, help="MiniLM's folder")
     parser.add_argument("--native", type=Path, required=True, help="target/native/mlx_cpu.libs")
     parser.add_argument("--node", type=Path, required=True, help="the folder where node-llama-cpp is installed")
+    parser.add_argument("--npm", type=Path, required=True, help="Hob's npm package, built with the addon in release")
     parser.add_argument("--work", type=Path, required=True, help="where checkpoints and results go")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--cases", nargs="*", choices=["float32", "bfloat16", "gguf", "embed"], help="default: all")
+    parser.add_argument("--cases", nargs="*", choices=CASES, help="default: all")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
-    cases = args.cases or ["float32", "bfloat16", "gguf", "embed"]
+    cases = args.cases or CASES
 
     python = sys.executable
     print(f"machine: {processor()}, {os.cpu_count()} cores; BLAS: {same_blas(args.native)}", flush=True)
@@ -252,6 +290,18 @@ def main() -> None:
     if "embed" in cases:
         command = [python, str(HERE / "sentence_transformers_worker.py"), str(args.embedder)]
         rows += embed_case(args, args.embedder, command)
+    node = lambda name, *rest: ["node", str(HERE / f"{name}_worker.mjs"), *map(str, rest)]
+    if "npm-chat" in cases:
+        read = [
+            (f"first token, {SIZES[0]}", "1/s", lambda answer: 1 / answer["prefill_seconds"]),
+            (f"decode {SIZES[1]}", "tokens/s", lambda answer: answer["decode_tokens"] / answer["decode_seconds"]),
+        ]
+        mine, theirs = node("hob_npm", args.npm, args.chat), node("llama_cpp", args.node, args.chat)
+        rows += npm_case(args, "GGUF", "node-llama-cpp", mine, theirs, {"prompt": text, "new_tokens": SIZES[1]}, read)
+    if "npm-embed" in cases:
+        read = [(f"MiniLM {TEXTS}", "texts/s", lambda answer: answer["texts"] / answer["seconds"])]
+        mine, theirs = node("hob_npm", args.npm, args.embedder), node("transformers_js", args.node, onnx(args))
+        rows += npm_case(args, "embed", "transformers.js", mine, theirs, {"texts": texts()}, read)
 
     print(f"\n{'':<28} {'peer':<22} {'Hob':>9} {'peer':>9} {'':<8} {'ratio':>6}  (rounds)")
     for row in rows:
