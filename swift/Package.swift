@@ -6,6 +6,12 @@ import PackageDescription
 
 let release: (url: String, checksum: String)? = nil
 
+#if os(macOS)
+    let isApple = true
+#else
+    let isApple = false
+#endif
+
 let local = Context.environment["HOB_LIBRARY_DIR"]
 var library: [Target] = []
 var binary: [Target.Dependency] = []
@@ -20,11 +26,11 @@ if let local {
         // libhob_uniffi's own needs (libmlx) lie beside it.
         link.append(.unsafeFlags(["-Xlinker", "-rpath-link", "-Xlinker", local]))
     #endif
-} else if let release {
+} else if let release, isApple {
     library = [.binaryTarget(name: "HobCore", url: release.url, checksum: release.checksum)]
     binary = [.target(name: "HobCore", condition: .when(platforms: [.macOS]))]
 } else {
-    fatalError("Hob has no release yet: build its library with `cargo xtask swift build` and set HOB_LIBRARY_DIR to the folder it prints")
+    fatalError("Hob has no release for this system yet: build its library with `cargo xtask swift build` and set HOB_LIBRARY_DIR to the folder it prints")
 }
 
 let package = Package(
@@ -33,7 +39,8 @@ let package = Package(
     products: [
         .library(name: "Hob", targets: ["Hob"]),
         .library(name: "HobTesting", targets: ["HobTesting"]),
-        .library(name: "CHob", targets: ["CHob"]),
+        // A system library links nothing by itself: the other target brings the library.
+        .library(name: "CHob", targets: ["CHob", "CHobUniFFI"]),
         .executable(name: "hob-chat", targets: ["HobChat"]),
     ],
     targets: library + [

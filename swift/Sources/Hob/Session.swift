@@ -61,6 +61,8 @@ public final class Session: Sendable {
         public var reasoning: String
         /// Calls that it wants made; answer them with ``Session/respond(to:options:)-([ToolOutput],_)``.
         public var toolCalls: [ToolCall]
+        /// Calls that could not be read; they are not in the transcript.
+        public var rejectedCalls: [RejectedCall]
         /// How it ended: reason, tokens, times.
         public var summary: Summary
     }
@@ -122,7 +124,8 @@ public final class Session: Sendable {
     }
 }
 
-/// A turn, piece by piece, for one reader. Leaving the loop ends the turn, and the transcript stays as it was.
+/// A turn, piece by piece, for one reader: a second one gets ``HobError/Kind/busy``, for a turn is asked once. Leaving the loop ends the
+/// turn, and the transcript stays as it was.
 public struct ResponseStream: AsyncSequence, Sendable {
     /// The answer so far.
     public struct Snapshot: Sendable {
@@ -132,6 +135,8 @@ public struct ResponseStream: AsyncSequence, Sendable {
         public var reasoningDelta: String
         /// Calls of tools so far.
         public var toolCalls: [ToolCall]
+        /// Calls so far that could not be read.
+        public var rejectedCalls: [RejectedCall]
         /// How the turn ended; of the last snapshot only.
         public var summary: Summary?
         fileprivate let text: Locked<[UInt8]>
@@ -145,18 +150,14 @@ public struct ResponseStream: AsyncSequence, Sendable {
 
     public typealias Element = Snapshot
 
-    private let session: Session
-    private let messages: [Message]
-    private let options: GenerationOptions
+    private let question: Question
 
     init(session: Session, messages: [Message], options: GenerationOptions) {
-        self.session = session
-        self.messages = messages
-        self.options = options
+        question = Question(session: session, messages: messages, options: options)
     }
 
     public func makeAsyncIterator() -> Iterator {
-        Iterator(session: session, messages: messages, options: options)
+        Iterator(question)
     }
 
     /// The whole turn.
@@ -166,34 +167,45 @@ public struct ResponseStream: AsyncSequence, Sendable {
             reasoning += snapshot.reasoningDelta
             if let summary = snapshot.summary {
                 return Session.Response(
-                    content: snapshot.content, reasoning: reasoning, toolCalls: snapshot.toolCalls, summary: summary)
+                    content: snapshot.content, reasoning: reasoning, toolCalls: snapshot.toolCalls, rejectedCalls: snapshot.rejectedCalls,
+                    summary: summary)
             }
         }
-        throw HobError(.internal, "a turn ended without its last event")
+        throw HobError(.closed, "the turn is over: its last snapshot was read before")
     }
 
     public struct Iterator: AsyncIteratorProtocol {
-        private let session: Session
-        private let messages: [Message]
-        private let options: GenerationOptions
+        private let question: Question
         private var turn: Turn?
+        private var isOver = false
         private var events: GenerationStream.Iterator?
         private let text = Locked<[UInt8]>([])
         private var length = 0
         private var reasoning = ""
         private var toolCalls: [ToolCall] = []
+        private var rejectedCalls: [RejectedCall] = []
 
-        init(session: Session, messages: [Message], options: GenerationOptions) {
-            self.session = session
-            self.messages = messages
-            self.options = options
+        fileprivate init(_ question: Question) {
+            self.question = question
         }
 
-        /// The next snapshot; nil after the last one.
+        /// The next snapshot; nil after the last one, and after an error.
         public mutating func next() async throws -> Snapshot? {
+            if isOver { return nil }
+            do {
+                let snapshot = try await following()
+                isOver = snapshot?.summary != nil
+                return snapshot
+            } catch {
+                isOver = true
+                throw error
+            }
+        }
+
+        private mutating func following() async throws -> Snapshot? {
             if turn == nil {
-                events = try session.begin(messages, options).makeAsyncIterator()
-                turn = Turn(session)
+                let (events, turn) = try question.ask()
+                (self.events, self.turn) = (events.makeAsyncIterator(), turn)
             }
             while true {
                 let event: GenerationEvent?
@@ -214,26 +226,52 @@ public struct ResponseStream: AsyncSequence, Sendable {
                 case .toolCall(let call):
                     toolCalls.append(call)
                     return snapshot("", "", nil)
-                case .rejectedCall:
-                    continue
+                case .rejectedCall(let call):
+                    rejectedCalls.append(call)
+                    return snapshot("", "", nil)
                 case .finished(let summary):
                     let last = snapshot("", "", summary)
                     let answer = Message(
                         role: .assistant, content: toolCalls.isEmpty || length > 0 ? last.content : nil,
                         reasoning: reasoning.isEmpty ? nil : reasoning, toolCalls: toolCalls)
-                    turn?.end(messages + [answer])
+                    turn?.end(question.messages + [answer])
                     return last
                 }
             }
         }
 
         private func snapshot(_ delta: String, _ reasoning: String, _ summary: Summary?) -> Snapshot {
-            Snapshot(delta: delta, reasoningDelta: reasoning, toolCalls: toolCalls, summary: summary, text: text, length: length)
+            Snapshot(
+                delta: delta, reasoningDelta: reasoning, toolCalls: toolCalls, rejectedCalls: rejectedCalls, summary: summary, text: text,
+                length: length)
+        }
+    }
+
+    /// What is asked, once.
+    fileprivate final class Question: Sendable {
+        let messages: [Message]
+        private let session: Session
+        private let options: GenerationOptions
+        private let isAsked = Locked(false)
+
+        init(session: Session, messages: [Message], options: GenerationOptions) {
+            self.session = session
+            self.messages = messages
+            self.options = options
+        }
+
+        func ask() throws -> (GenerationStream, Turn) {
+            let first = isAsked.with { isAsked in
+                defer { isAsked = true }
+                return !isAsked
+            }
+            guard first else { throw HobError(.busy, "the turn has had its reader; ask the session again for another turn") }
+            return (try session.begin(messages, options), Turn(session))
         }
     }
 
     /// A turn under way; whoever lets go of it half-way frees the session.
-    private final class Turn: Sendable {
+    fileprivate final class Turn: Sendable {
         private let session: Session
         private let isOver = Locked(false)
 
