@@ -495,12 +495,12 @@ impl RawEngine {
         Ok(self.engine.close().await?.stopped)
     }
 
-    /// As `close`, however long it takes.
+    /// As `close`, however long it takes. A cancel ends the waiting only.
     ///
     /// # Errors
-    /// As `close`.
-    pub async fn close_and_wait(&self) -> Result<()> {
-        Ok(self.engine.close_and_wait().await?)
+    /// As `close`; `Cancelled`, `Timeout`.
+    pub async fn close_and_wait(&self, cancel: Option<Arc<crate::types::RawCancelToken>>) -> Result<()> {
+        Ok(until(crate::wait::token(cancel.as_ref()), self.engine.close_and_wait()).await?)
     }
 }
 

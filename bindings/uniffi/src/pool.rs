@@ -340,12 +340,12 @@ impl RawPool {
         Ok(RawPause::give(paused, self.engine.clone()))
     }
 
-    /// Closes the pool.
+    /// Closes the pool. A cancel ends the waiting only.
     ///
     /// # Errors
-    /// One that names every release that failed.
-    pub async fn close(&self) -> Result<()> {
-        Ok(self.pool()?.close().await?)
+    /// One that names every release that failed; `Cancelled`, `Timeout`.
+    pub async fn close(&self, cancel: Option<Arc<RawCancelToken>>) -> Result<()> {
+        Ok(until(token(cancel.as_ref()), self.pool()?.close()).await?)
     }
 
     /// Whether the pool is closed or closing.

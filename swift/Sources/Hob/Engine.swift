@@ -177,9 +177,9 @@ public final class Engine: Sendable {
         try await attempt { try await raw.close() }
     }
 
-    /// As ``close()``, however long it takes.
+    /// As ``close()``, however long it takes. Cancelling the task ends the waiting only.
     public func closeAndWait() async throws {
-        try await attempt { try await raw.closeAndWait() }
+        try await attempt(cancelledBy: nil, begins: true) { try await raw.closeAndWait(cancel: $0) }
     }
 }
 

@@ -434,9 +434,10 @@ public final class Pool: Sendable {
     }
 
     /// Closes a pool of the host's own: whoever waits gets ``HobError/Kind/closed``, every entry is released. For an engine's pool use
-    /// ``Engine/close()``. Closing again is allowed. Throws one error that names every release that failed.
+    /// ``Engine/close()``. Closing again is allowed. Cancelling the task ends the waiting only. Throws one error that names every release that
+    /// failed.
     public func close() async throws {
-        try await attempt { try await raw.close() }
+        try await attempt(cancelledBy: nil, begins: true) { try await raw.close(cancel: $0) }
     }
 
     /// Whether the pool is closed or closing.

@@ -1,3 +1,5 @@
+import Observation
+
 /// A conversation with one model: it keeps the transcript, and each turn is what the whole of it leads to.
 ///
 /// ```swift
@@ -7,8 +9,9 @@
 /// ```
 ///
 /// One turn at a time: a second one gets ``HobError/Kind/busy``. A turn joins the transcript when it is complete; one that fails, is
-/// cancelled, or is left half-read leaves the transcript as it was. Any task may use a session.
-public final class Session: Sendable {
+/// cancelled, or is left half-read leaves the transcript as it was. Any task may use a session; views observe ``transcript`` and
+/// ``isResponding``.
+public final class Session: Sendable, Observable {
     /// The engine that answers.
     public let engine: Engine
     /// The model's reference.
@@ -16,6 +19,7 @@ public final class Session: Sendable {
     /// Tools that the model may call. Hob reads the calls; the host makes them and answers with ``respond(to:options:)-([ToolOutput],_)``.
     public let tools: [Tool]
     private let state: Locked<State>
+    private let registrar = ObservationRegistrar()
 
     private struct State {
         var transcript: [Message]
@@ -37,12 +41,14 @@ public final class Session: Sendable {
 
     /// All that was said, instructions included.
     public var transcript: [Message] {
-        state.with { $0.transcript }
+        registrar.access(self, keyPath: \.transcript)
+        return state.with { $0.transcript }
     }
 
     /// Whether a turn is under way.
     public var isResponding: Bool {
-        state.with { $0.isResponding }
+        registrar.access(self, keyPath: \.isResponding)
+        return state.with { $0.isResponding }
     }
 
     /// Loads the model in the background, so that the first answer comes sooner. The task tells when it is there.
@@ -99,12 +105,14 @@ public final class Session: Sendable {
     }
 
     fileprivate func begin(_ messages: [Message], _ options: GenerationOptions) throws -> GenerationStream {
-        let transcript = try state.with { state in
-            if state.isResponding {
-                throw HobError(.busy, "the session is at another turn; wait for its end, or use a second session")
+        let transcript = try registrar.withMutation(of: self, keyPath: \.isResponding) {
+            try state.with { state in
+                if state.isResponding {
+                    throw HobError(.busy, "the session is at another turn; wait for its end, or use a second session")
+                }
+                state.isResponding = true
+                return state.transcript
             }
-            state.isResponding = true
-            return state.transcript
         }
         do {
             var options = options
@@ -116,11 +124,12 @@ public final class Session: Sendable {
         }
     }
 
+    /// The transcript first: who sees that the turn is over sees what it said.
     fileprivate func end(_ turn: [Message]?) {
-        state.with { state in
-            state.transcript += turn ?? []
-            state.isResponding = false
+        if let turn {
+            registrar.withMutation(of: self, keyPath: \.transcript) { state.with { $0.transcript += turn } }
         }
+        registrar.withMutation(of: self, keyPath: \.isResponding) { state.with { $0.isResponding = false } }
     }
 }
 

@@ -494,6 +494,47 @@ extension HobSuite {
             }
         }
 
+        /// A release that does not come to its end: whoever waits for it can leave, and the closing goes on without them.
+        @Test func waitingForACloseCanBeGivenUp() async throws {
+            try await leavingNothing {
+                let (host, gate) = (try HostPool(), AsyncStream<Void>.makeStream())
+                _ = try await host.pool.admit(
+                    HostPool.key("a"), cost: .bytes(1), load: { _ in nil },
+                    release: { [log = host.log] _ in
+                        log.add("begun")
+                        for await _ in gate.stream {}
+                        log.add("ended")
+                    })
+                let task = Task {
+                    // Also in a task that is cancelled already, as in a clean-up: the closing begins all the same.
+                    withUnsafeCurrentTask { $0?.cancel() }
+                    try await host.pool.close()
+                }
+                #expect(await isCancelled { try await task.value })
+                #expect(await happens { host.log.lines == ["begun"] && host.pool.isClosed })
+                gate.continuation.finish()
+                try await host.pool.close()
+                #expect(host.log.lines == ["begun", "ended"])
+
+                let device = try FakeDevice([FakeModel("chat", .chat)])
+                let engine = try await device.openEngine()
+                try await engine.load("chat")
+                try device.hold(.unload)
+                let closing = Task { try await engine.closeAndWait() }
+                try await device.waitUntilHeld(.unload)
+                closing.cancel()
+                #expect(await isCancelled { try await closing.value })
+                try device.release(.unload)
+                #expect(try await engine.close() && device.heldBytes == 0)
+            }
+        }
+
+        @Test func errorsSayInAlertsWhatTheySay() {
+            let error: any Error = HobError(.busy, "too many wait")
+            #expect(error.localizedDescription == "too many wait")
+            #expect((error as NSError).code == -8 && (error as NSError).domain == "Hob" && "\(error)" == "Busy: too many wait")
+        }
+
         @Test func eventsHaveOneReaderAndAnEnd() async throws {
             try await leavingNothing {
                 let host = try HostPool()
