@@ -28,15 +28,15 @@ extension HobSuite {
                 app.chatModel = "chat"
                 app.embedder = "reranker"
                 let window = Task { await app.open() }
-                #expect(await happens { @MainActor in app.session != nil })
+                #expect(await happens { app.session != nil })
                 app.send("Hi")
-                #expect(await happens { @MainActor in !app.isAnswering })
+                #expect(await happens { !app.isAnswering })
                 #expect(app.messages == [.user("Hi"), .assistant("Hello!")] && app.answer.isEmpty && app.failure == nil)
                 await app.search("two", in: "one\ntwo\n\nthree")
                 #expect(app.results.count == 3)
-                #expect(await happens { @MainActor in app.status?.entries.count == 2 }, "the pool's events bring the status up to date")
+                #expect(await happens { app.status?.entries.count == 2 }, "the pool's events bring the status up to date")
                 await app.evict(chatKey)
-                #expect(await happens { @MainActor in app.status?.entries.count == 1 })
+                #expect(await happens { app.status?.entries.count == 1 })
 
                 // Another model in the middle of an answer: nothing of the old conversation comes back.
                 app.chatModel = "long"
@@ -45,7 +45,7 @@ extension HobSuite {
                 try await device.waitUntilHeld(.step)
                 app.chatModel = "chat"
                 try device.release(.step)
-                #expect(await happens { @MainActor in !app.isAnswering })
+                #expect(await happens { !app.isAnswering })
                 #expect(app.messages.isEmpty && app.failure == nil)
 
                 app.keepLoaded = .immediately
@@ -62,13 +62,13 @@ extension HobSuite {
                 let app = model(device, settings: try settings())
                 app.chatModel = "nowhere"
                 let window = Task { await app.open() }
-                #expect(await happens { @MainActor in app.session != nil })
+                #expect(await happens { app.session != nil })
                 app.send("Hi")
-                #expect(await happens { @MainActor in !app.isAnswering })
+                #expect(await happens { !app.isAnswering })
                 #expect(app.failure?.contains("NotFound") == true && app.messages.isEmpty)
                 app.chatModel = "chat"
                 app.send("Hi")
-                #expect(await happens { @MainActor in app.messages.count == 2 && !app.isAnswering })
+                #expect(await happens { app.messages.count == 2 && !app.isAnswering })
                 window.cancel()
                 await window.value
             }

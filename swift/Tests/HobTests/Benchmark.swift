@@ -36,7 +36,8 @@ extension HobSuite {
             for _ in 0..<9 {
                 times[0].append(
                     try await ContinuousClock().measure {
-                        #expect(try await readInRust(engine, model: "long", prompt: "Hi") == tokens)
+                        let read = try await readInRust(engine, model: "long", prompt: "Hi")
+                        #expect(read == UInt64(tokens))
                     })
                 times[1].append(
                     try await ContinuousClock().measure {

@@ -107,11 +107,11 @@ mod tests {
         let home = tempfile::tempdir().expect("a temporary folder");
         let sum = "0".repeat(64);
         let package = mirror(home.path(), "https://example.org/HobCore.xcframework.zip", &sum).expect("it is mirrored");
-        for place in ["Package.swift", "README.md", "LICENSE-MIT", "Sources/CHob/hob.h", "Sources/CHob/module.modulemap", "Examples/Chat"] {
+        for place in ["Package.swift", "README.md", "LICENSE-MIT", "Sources/CHob/include/hob.h", "Sources/CHob/include/module.modulemap", "Examples/Chat"] {
             let path = package.join(place);
             assert!(path.exists() && !path.is_symlink(), "{place}");
         }
-        let header = fs::read_to_string(package.join("Sources/CHob/hob.h")).expect("the header");
+        let header = fs::read_to_string(package.join("Sources/CHob/include/hob.h")).expect("the header");
         assert_eq!(header, fs::read_to_string(crate::header::header_path()).expect("include/hob.h"));
         let manifest = fs::read_to_string(package.join("Package.swift")).expect("the manifest");
         assert!(manifest.contains(&sum));

@@ -44,7 +44,7 @@ final class AppModel {
         }
     }
 
-    private static func policy(_ json: Data) -> IdleResidencyPolicy {
+    private nonisolated static func policy(_ json: Data) -> IdleResidencyPolicy {
         (try? JSONDecoder().decode(IdleResidencyPolicy.self, from: json)) ?? .default
     }
 
