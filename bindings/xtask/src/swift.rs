@@ -4,11 +4,7 @@ mod exports;
 mod framework;
 mod release;
 
-use std::{
-    fs,
-    path::PathBuf,
-    process::Command,
-};
+use std::{fs, path::PathBuf, process::Command};
 
 use crate::{
     dist,

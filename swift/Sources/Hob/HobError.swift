@@ -88,6 +88,7 @@ extension HobError: LocalizedError, CustomNSError {
     public static var errorDomain: String { "Hob" }
     /// The kind's frozen code.
     public var errorCode: Int { Int(kind.rawValue) }
+    public var errorUserInfo: [String: Any] { [NSLocalizedDescriptionKey: message] }
 }
 
 /// What the generated module threw, as Hob throws it.

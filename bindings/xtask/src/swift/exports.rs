@@ -109,7 +109,8 @@ mod tests {
     #[test]
     fn both_surfaces_are_on_the_list() {
         let names = names().expect("the committed headers");
-        for name in ["hob_engine_open", "uniffi_hob_uniffi_fn_method_rawengine_generate", "ffi_hob_uniffi_uniffi_contract_version"] {
+        for name in ["hob_engine_open", "uniffi_hob_uniffi_fn_method_rawengine_generate", "ffi_hob_uniffi_uniffi_contract_version"]
+        {
             assert!(names.contains(name), "{name}");
         }
         assert!(names.iter().any(|name| name.starts_with("uniffi_hob_uniffi_checksum_")), "Swift compares them when it starts");
@@ -128,7 +129,10 @@ mod tests {
         let output = "0000000000000010 T hob_a\n0000000000000020 T other@@V1\n                 U free\n";
         let exported = exported(output, false);
         assert_eq!(exported, set(&["hob_a", "other"]));
-        assert_eq!(differences(&exported, &set(&["hob_a", "hob_b"])), ["exported, not declared: other", "declared, not exported: hob_b"]);
+        assert_eq!(
+            differences(&exported, &set(&["hob_a", "hob_b"])),
+            ["exported, not declared: other", "declared, not exported: hob_b"]
+        );
         assert!(differences(&exported, &exported).is_empty());
         assert_eq!(super::exported("10 T _hob_a\n", true), set(&["hob_a"]));
     }

@@ -112,7 +112,10 @@ fn info_plist(version: &str) -> String {
         string("LSMinimumSystemVersion", MACOS),
     ];
     let dtd = "<!DOCTYPE plist PUBLIC \"-//Apple//DTD PLIST 1.0//EN\" \"http://www.apple.com/DTDs/PropertyList-1.0.dtd\">";
-    format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n{dtd}\n<plist version=\"1.0\">\n<dict>\n{}</dict>\n</plist>\n", fields.concat())
+    format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n{dtd}\n<plist version=\"1.0\">\n<dict>\n{}</dict>\n</plist>\n",
+        fields.concat()
+    )
 }
 
 /// Package.swift of the release: the archive's address and checksum in their place, without the tests, which stay in Hob's repository.
@@ -182,7 +185,8 @@ mod tests {
 
     #[test]
     fn the_binary_is_named_by_the_run_path_and_exports_the_list() {
-        let system = system_libraries("-lc++ -lobjc -framework Foundation -framework Metal -framework Accelerate -lSystem\n").expect("all");
+        let system =
+            system_libraries("-lc++ -lobjc -framework Foundation -framework Metal -framework Accelerate -lSystem\n").expect("all");
         let arguments = link_arguments(Path::new("/b/lib.a"), Path::new("/o/list"), &system, Path::new("/o/HobCore"));
         for wanted in [
             "-Wl,-install_name,@rpath/HobCore.framework/Versions/A/HobCore",
@@ -204,9 +208,13 @@ mod tests {
         let released = manifest(&text, url, SUM).expect("it has a place");
         assert!(released.contains(&format!("\"{url}\",\n    \"{SUM}\"")) && !released.contains("testTarget"));
         assert!(released.contains(".binaryTarget(name: \"HobCore\", url: release.url, checksum: release.checksum)"));
-        for (url, sum) in
-            [("http://example.org/a.zip", SUM), ("https://a\".zip", SUM), ("https://example.org/a", SUM), (url, "abc"), (url, &SUM.replace('0', "g"))]
-        {
+        for (url, sum) in [
+            ("http://example.org/a.zip", SUM),
+            ("https://a\".zip", SUM),
+            ("https://example.org/a", SUM),
+            (url, "abc"),
+            (url, &SUM.replace('0', "g")),
+        ] {
             manifest(&text, url, sum).expect_err("not an address, or no checksum");
         }
         manifest("", url, SUM).expect_err("no place");

@@ -107,7 +107,14 @@ mod tests {
         let home = tempfile::tempdir().expect("a temporary folder");
         let sum = "0".repeat(64);
         let package = mirror(home.path(), "https://example.org/HobCore.xcframework.zip", &sum).expect("it is mirrored");
-        for place in ["Package.swift", "README.md", "LICENSE-MIT", "Sources/CHob/include/hob.h", "Sources/CHob/include/module.modulemap", "Examples/Chat"] {
+        for place in [
+            "Package.swift",
+            "README.md",
+            "LICENSE-MIT",
+            "Sources/CHob/include/hob.h",
+            "Sources/CHob/include/module.modulemap",
+            "Examples/Chat",
+        ] {
             let path = package.join(place);
             assert!(path.exists() && !path.is_symlink(), "{place}");
         }
