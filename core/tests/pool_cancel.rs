@@ -161,3 +161,33 @@ fn dropping_an_admission_after_any_number_of_steps_leaves_no_trace() {
         assert_eq!(rig.memory.lock().unwrap().active, status.resident_bytes);
     }
 }
+
+/// An estimate that nobody waits for any more is let go of; one that somebody still waits for is not.
+#[test]
+fn an_estimate_ends_with_the_last_who_waits_for_it() {
+    struct Held(std::sync::Arc<()>);
+    let (rig, alive) = (Rig::new(100), std::sync::Arc::new(()));
+    let (first, second) = (CancelToken::new(), CancelToken::new());
+    let held = Held(alive.clone());
+    let hangs = Admission::estimated(chat("a"), move || {
+        Box::pin(async move {
+            std::future::pending::<()>().await;
+            drop(held.0);
+            Ok(1)
+        })
+    });
+    let one = rig.admit(hangs.cancel(first.clone()));
+    rig.run();
+    let two = rig.admit(Admission::new(chat("a"), 10).cancel(second.clone()));
+    rig.run();
+    first.cancel();
+    assert_eq!(one.done().unwrap_err().kind(), ErrorKind::Cancelled);
+    rig.run();
+    assert_eq!(std::sync::Arc::strong_count(&alive), 2, "the second one joined it");
+    second.cancel();
+    assert_eq!(two.done().unwrap_err().kind(), ErrorKind::Cancelled);
+    rig.run();
+    assert_eq!(std::sync::Arc::strong_count(&alive), 1);
+    assert!(rig.status().entries.is_empty());
+    rig.check();
+}

@@ -17,6 +17,7 @@ use crate::live::{Live, Type};
 use crate::pool::{RawPause, RawPool};
 use crate::stream::{RawGenerate, RawPrompt, RawStream};
 use crate::testing::{RawFakeClock, RawFakeDevice};
+use crate::tokenizer::RawTokenizer;
 use crate::types::{RawIdle, RawLoadOptions, RawNoRoom, RawRequestOptions, RawTruncate, RawUsage, seconds_of, size};
 use crate::wait::until;
 
@@ -109,6 +110,12 @@ pub struct RawEmbed {
 pub struct RawVectors {
     data: Vec<f32>,
     _live: Live,
+}
+
+impl RawVectors {
+    fn give(data: Vec<f32>) -> Arc<Self> {
+        Arc::new(Self { data, _live: Live::new(Type::Vectors) })
+    }
 }
 
 #[uniffi::export]
@@ -241,7 +248,7 @@ pub struct RawDecided {
 /// The engine.
 #[derive(uniffi::Object)]
 pub struct RawEngine {
-    engine: Engine,
+    pub(crate) engine: Engine,
     _live: Live,
 }
 
@@ -367,7 +374,7 @@ impl RawEngine {
             dimensions: embeddings.dimensions as u64,
             usage: RawUsage::new(embeddings.prompt_tokens, embeddings.dropped_tokens, &embeddings.timings),
             provenance_json: json(&*embeddings.provenance)?,
-            vectors: Arc::new(RawVectors { data: embeddings.data, _live: Live::new(Type::Vectors) }),
+            vectors: RawVectors::give(embeddings.data),
             pooling: embeddings.pooling,
         })
     }
@@ -462,6 +469,15 @@ impl RawEngine {
         Ok(self.engine.requests() as u64)
     }
 
+    /// A model's tokenizer and chat template; loads no weights.
+    ///
+    /// # Errors
+    /// `NotFound`, `BadModel`, `Unsupported`, `Io`.
+    pub async fn tokenizer(&self, model: String) -> Result<Arc<RawTokenizer>> {
+        let engine = self.engine.clone();
+        Ok(RawTokenizer::give(unblock(move || engine.text(&model)).await?))
+    }
+
     /// Holds back new loads until the result goes.
     ///
     /// # Errors
@@ -477,5 +493,29 @@ impl RawEngine {
     /// One that names every release that failed.
     pub async fn close(&self) -> Result<bool> {
         Ok(self.engine.close().await?.stopped)
+    }
+
+    /// As `close`, however long it takes. A cancel ends the waiting only.
+    ///
+    /// # Errors
+    /// As `close`; `Cancelled`, `Timeout`.
+    pub async fn close_and_wait(&self, cancel: Option<Arc<crate::types::RawCancelToken>>) -> Result<()> {
+        Ok(until(crate::wait::token(cancel.as_ref()), self.engine.close_and_wait()).await?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    /// What the core computed is what Swift reads: nothing is copied on the way.
+    #[test]
+    fn vectors_are_lent_where_the_core_left_them() {
+        let data = vec![1.0_f32; 1000];
+        let (address, count) = (data.as_ptr() as u64, data.len() as u64);
+        let vectors = RawVectors::give(data);
+        assert_eq!((vectors.address().unwrap(), vectors.count().unwrap()), (address, count));
     }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde_json::Value;
+
 /// What went wrong.
 #[derive(Debug, uniffi::Error)]
 pub enum RawError {
@@ -36,10 +38,21 @@ pub(crate) fn invalid(message: impl Into<String>) -> hob::Error {
     hob::Error::new(hob::ErrorKind::InvalidArgument, message)
 }
 
-/// JSON of the core's own values, which always can be written.
+/// JSON of the core's own values, which always can be written. Whole numbers beyond Swift's `Int` become its largest.
 pub(crate) fn json(value: &impl serde::Serialize) -> Result<String> {
-    serde_json::to_string(value)
-        .map_err(|error| hob::Error::new(hob::ErrorKind::Internal, format!("cannot write JSON: {error}")).into())
+    let mut value = serde_json::to_value(value)
+        .map_err(|error| hob::Error::new(hob::ErrorKind::Internal, format!("cannot write JSON: {error}")))?;
+    clamp(&mut value);
+    Ok(value.to_string())
+}
+
+fn clamp(value: &mut Value) {
+    match value {
+        Value::Number(number) if number.is_u64() && !number.is_i64() => *value = i64::MAX.into(),
+        Value::Array(items) => items.iter_mut().for_each(clamp),
+        Value::Object(fields) => fields.values_mut().for_each(clamp),
+        _ => {}
+    }
 }
 
 /// JSON that Swift wrote. The error names the place, never the text.
@@ -48,4 +61,17 @@ pub(crate) fn parse<T: serde::de::DeserializeOwned>(what: &str, text: Option<&st
     serde_json::from_str(text).map(Some).map_err(|error| {
         invalid(format!("{what}: not the JSON that is expected, at line {} column {}", error.line(), error.column()))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn numbers_that_swift_does_not_have_become_its_largest() {
+        let value = serde_json::json!({ "a": [u64::MAX, 5, -1, 0.5], "b": { "c": i64::MAX as u64 + 1 } });
+        assert_eq!(json(&value).unwrap(), format!(r#"{{"a":[{0},5,-1,0.5],"b":{{"c":{0}}}}}"#, i64::MAX));
+    }
 }

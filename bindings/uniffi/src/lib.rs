@@ -20,11 +20,13 @@ use hob_ffi as _;
 
 pub mod engine;
 pub mod error;
+pub mod hooks;
 pub mod live;
 pub mod pool;
 pub mod resident;
 pub mod stream;
 pub mod testing;
+pub mod tokenizer;
 pub mod types;
 mod wait;
 

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 pub(crate) enum Type {
     Engine,
     Stream,
+    Tokenizer,
     Vectors,
     Pool,
     Lease,
@@ -21,9 +22,10 @@ pub(crate) enum Type {
     FakeClock,
 }
 
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 13] = [
     "engine",
     "stream",
+    "tokenizer",
     "vectors",
     "pool",
     "lease",

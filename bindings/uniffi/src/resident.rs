@@ -7,7 +7,7 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 
-use hob::pool::{Admission, LoadContext, Loaded, Origin, Progress, Token};
+use hob::pool::{Admission, LoadContext, Loaded, Origin, Progress, Quiesce, Token};
 use hob::{BoxFuture, CancelToken, Error, ErrorKind, Pool};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
@@ -26,6 +26,10 @@ pub trait RawResident: Send + Sync {
     fn load(&self, task: Arc<RawTask>);
     /// Lets go of what was loaded under the task's token.
     fn release(&self, task: Arc<RawTask>);
+    /// Stops its work while the pool is paused.
+    fn quiesce(&self, task: Arc<RawTask>);
+    /// Undoes that. Has no answer.
+    fn resume(&self);
 }
 
 /// The answer of one call of a resident. One that is let go of unanswered counts as failed.
@@ -47,7 +51,7 @@ impl RawTask {
 
 #[uniffi::export]
 impl RawTask {
-    /// The admission's token; 0 for an estimate.
+    /// The admission's token; 0 where there is none.
     ///
     /// # Errors
     /// None, as things are.
@@ -115,6 +119,8 @@ pub struct RawAdmission {
     pub in_use: bool,
     /// Forget an existing entry.
     pub replace: bool,
+    /// Whether a pause concerns it.
+    pub quiesces: bool,
     /// Without room; nothing is the pool's default.
     pub no_room: Option<RawNoRoom>,
     /// Leave when cancelled.
@@ -171,6 +177,9 @@ pub(crate) async fn admit(pool: &Pool, raw: RawAdmission, resident: Arc<dyn RawR
     if raw.replace {
         admission = admission.replace();
     }
+    if raw.quiesces {
+        admission = admission.quiesce(Arc::new(Quiesced(Arc::clone(&resident))));
+    }
     if let Some(no_room) = raw.no_room {
         admission = admission.no_room(no_room.into());
     }
@@ -221,6 +230,19 @@ fn release(resident: Arc<dyn RawResident>, token: Token) -> BoxFuture<'static, h
     })
 }
 
+struct Quiesced(Arc<dyn RawResident>);
+
+impl Quiesce for Quiesced {
+    fn quiesce(&self) -> BoxFuture<'static, hob::Result<()>> {
+        let resident = Arc::clone(&self.0);
+        Box::pin(async move { ask("the quiesce", 0, CancelToken::new(), None, |task| resident.quiesce(task)).await.map(|_| ()) })
+    }
+
+    fn resume(&self) {
+        self.0.resume();
+    }
+}
+
 /// Ends whoever waits in [`RawTask::cancelled`], once the work is answered or nobody waits for it any more.
 struct End(CancelToken);
 
@@ -231,7 +253,7 @@ impl Drop for End {
 }
 
 /// Has Swift begin, and waits for its answer.
-async fn ask(
+pub(crate) async fn ask(
     what: &str,
     token: u64,
     cancel: CancelToken,

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use futures_core::Stream as _;
-use hob::chat_output::ChatFormat;
+use hob::chat_output::{ChatFormat, RejectReason};
 use hob::chat_template::{Message, RenderOptions};
 use hob::engine::{Chunk, Coalesce, Engine, Event, Finish, GenerateRequest, Prompt, Stream, StreamControl, Summary};
 use hob::options::SamplingOptions;
@@ -199,6 +199,39 @@ impl RawSummary {
     }
 }
 
+/// Why a call of a tool was rejected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, uniffi::Enum)]
+pub enum RawRejectReason {
+    /// The answer ended inside it.
+    Incomplete,
+    /// Over the limit.
+    TooLarge,
+    /// Not in the model's format.
+    Malformed,
+    /// Names no function.
+    NoName,
+    /// Names none of the request's tools.
+    UnknownTool,
+    /// Its arguments are no object.
+    BadArguments,
+    /// Of a later version.
+    Other,
+}
+
+impl From<RejectReason> for RawRejectReason {
+    fn from(reason: RejectReason) -> Self {
+        match reason {
+            RejectReason::Incomplete => Self::Incomplete,
+            RejectReason::TooLarge => Self::TooLarge,
+            RejectReason::Malformed => Self::Malformed,
+            RejectReason::NoName => Self::NoName,
+            RejectReason::UnknownTool => Self::UnknownTool,
+            RejectReason::BadArguments => Self::BadArguments,
+            _ => Self::Other,
+        }
+    }
+}
+
 /// What a stream yields.
 #[derive(Debug, Clone, uniffi::Enum)]
 pub enum RawEvent {
@@ -226,8 +259,10 @@ pub enum RawEvent {
     RejectedCall {
         /// The model's text.
         raw: String,
-        /// What is wrong, in words.
-        reason: String,
+        /// What is wrong.
+        reason: RawRejectReason,
+        /// The same in words.
+        message: String,
     },
     /// The end.
     Finished {
@@ -247,7 +282,9 @@ impl RawEvent {
                 Self::Chunk { text, reasoning, token_ids, logprobs: logprobs.collect() }
             }
             Event::ToolCall(call) => Self::ToolCall { id: call.id, name: call.name, arguments: call.arguments },
-            Event::RejectedCall(call) => Self::RejectedCall { raw: call.raw, reason: call.reason.message().to_owned() },
+            Event::RejectedCall(call) => {
+                Self::RejectedCall { raw: call.raw, reason: call.reason.into(), message: call.reason.message().to_owned() }
+            }
             Event::Finished(summary) => Self::Finished { summary: RawSummary::new(&summary)? },
         })
     }

@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
-use hob::FakeClock;
+use hob::chat_template::Message;
+use hob::engine::{Event, GenerateRequest};
 use hob::fake::{FakeDevice, FakeModel, Fault, Point};
 use hob::pool::unblock;
+use hob::{ErrorKind, FakeClock};
 
+use crate::engine::RawEngine;
 use crate::error::Result;
 use crate::live::{Live, Type};
 use crate::types::{RawModelKind, seconds_of, size};
@@ -71,6 +74,50 @@ impl From<RawPoint> for Point {
             RawPoint::Drain => Self::Drain,
         }
     }
+}
+
+/// How a scripted device goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, uniffi::Enum)]
+pub enum RawFault {
+    /// With `Backend`.
+    Backend,
+    /// With `OutOfMemory`.
+    OutOfMemory,
+    /// By a panic.
+    Panic,
+}
+
+impl From<RawFault> for Fault {
+    fn from(fault: RawFault) -> Self {
+        match fault {
+            RawFault::Backend => Self::Error(ErrorKind::Backend),
+            RawFault::OutOfMemory => Self::Error(ErrorKind::OutOfMemory),
+            RawFault::Panic => Self::Panic,
+        }
+    }
+}
+
+/// Reads a whole generation as a Rust program does, on a thread of its own; how many tokens came. For benchmarks that tell what crossing to
+/// Swift costs.
+///
+/// # Errors
+/// Those of the generation.
+#[uniffi::export]
+pub async fn raw_read_in_rust(engine: Arc<RawEngine>, model: String, prompt: String) -> Result<u64> {
+    let engine = engine.engine.clone();
+    let read = unblock(move || {
+        hob::block_on(async {
+            let mut stream = engine.generate(GenerateRequest::chat(model, vec![Message::user(prompt)]))?;
+            let mut tokens = 0;
+            while let Some(event) = stream.next().await {
+                if let Event::Chunk(chunk) = event? {
+                    tokens += chunk.token_ids.len() as u64;
+                }
+            }
+            Ok(tokens)
+        })
+    });
+    Ok(read.await?)
 }
 
 /// A test's hand on a scripted device.
@@ -142,12 +189,12 @@ impl RawFakeDevice {
         Ok(())
     }
 
-    /// The next arrival at `point` fails: with `Backend`, or by a panic.
+    /// The next arrival at `point` goes wrong.
     ///
     /// # Errors
     /// None, as things are.
-    pub fn fail_next(&self, point: RawPoint, panic: bool) -> Result<()> {
-        self.device.fail_next(point.into(), if panic { Fault::Panic } else { Fault::Error(hob::ErrorKind::Backend) });
+    pub fn fail_next(&self, point: RawPoint, fault: RawFault) -> Result<()> {
+        self.device.fail_next(point.into(), fault.into());
         Ok(())
     }
 

@@ -190,6 +190,12 @@ pub struct RawKey {
     pub id: String,
 }
 
+impl From<&Key> for RawKey {
+    fn from(key: &Key) -> Self {
+        Self { kind: key.kind().as_str().to_owned(), id: key.id().to_owned() }
+    }
+}
+
 impl From<RawKey> for Key {
     fn from(key: RawKey) -> Self {
         Self::new(Kind::from_name(&key.kind), key.id)

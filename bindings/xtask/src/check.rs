@@ -21,6 +21,7 @@ const STEPS: &[Step] = &[
     ("file lengths", |_| lengths()),
     ("generated files", |_| generated(GENERATED)),
     ("exports of libhob", crate::c::check_exports),
+    ("exports of libhob_uniffi", crate::swift::check_exports),
 ];
 
 /// Files that are generated and committed: the command that makes them, and the paths it writes.

@@ -143,11 +143,11 @@ fn write(path: &Path, text: &str) -> Result<()> {
 }
 
 #[cfg(unix)]
-fn link(target: &str, at: &PathBuf) -> Result<()> {
+pub(crate) fn link(target: &str, at: &PathBuf) -> Result<()> {
     std::os::unix::fs::symlink(target, at).at("link", at)
 }
 
 #[cfg(not(unix))]
-fn link(_: &str, at: &PathBuf) -> Result<()> {
+pub(crate) fn link(_: &str, at: &PathBuf) -> Result<()> {
     Err(Error::new(format!("cannot link {} here", at.display())))
 }

@@ -1,12 +1,10 @@
 //! `swift`: the generated part of the Swift package, its library, its tests, its release.
 
+mod exports;
+mod framework;
 mod release;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{fs, path::PathBuf, process::Command};
 
 use crate::{
     dist,
@@ -38,6 +36,9 @@ pub(crate) enum Verb {
         /// Where the XCFramework's archive will be found
         #[arg(long)]
         url: String,
+        /// The identity to sign with, as `codesign` names it; `-` signs for this machine only
+        #[arg(long, default_value = "-")]
+        identity: String,
     },
 }
 
@@ -47,7 +48,7 @@ pub(crate) fn run(verb: Option<Verb>) -> Result<()> {
         Some(Verb::Build) => build().map(|folder| println!("{}", folder.display())),
         Some(Verb::Test { extra }) => package(&with("test", &extra)),
         Some(Verb::Run { arguments }) => package(&with("run", &arguments)),
-        Some(Verb::Dist { url }) => release::run(&url),
+        Some(Verb::Dist { url, identity }) => release::run(&url, &identity),
     }
 }
 
@@ -83,32 +84,22 @@ fn build() -> Result<PathBuf> {
         cargo.args(["build", "--package", "hob-uniffi"]);
         capture(&mut cargo, |line| line.map_or((), |line| step.note(line))).map(|_| ())
     })?;
-    let (built, folder) = (target.join("debug").join(file()), target.join("swift/lib"));
+    let (built, folder) = (target.join("debug"), target.join("swift/lib"));
     fs::create_dir_all(&folder).at("make", &folder)?;
     let library = folder.join(file());
-    let lay_out = if cfg!(target_os = "linux") { dist::library } else { dist::copy };
-    lay_out(&built, &library)?;
-    exports(&library)?;
+    if cfg!(target_os = "linux") {
+        ui::step("its exports", |_| exports::link(&built.join("libhob_uniffi.a"), &library))?;
+        dist::libraries(&folder)?;
+    } else {
+        dist::copy(&built.join(file()), &library)?;
+    }
+    exports::check(&library)?;
     Ok(folder)
 }
 
-/// Both surfaces must leave the library: Swift's own, and every function of the C ABI.
-fn exports(library: &Path) -> Result<()> {
-    let output = capture(Command::new("nm").args(["-g", "--defined-only"]).args(nm_dynamic()).arg(library), |_| ())?;
-    // Apple's symbols begin with an underscore more.
-    let exported: Vec<&str> =
-        output.lines().filter_map(|line| line.split_whitespace().last()).map(|name| name.trim_start_matches('_')).collect();
-    let path = crate::header::exports_path();
-    let wanted = fs::read_to_string(&path).at("read", &path)?;
-    let missing: Vec<String> = wanted.lines().filter(|name| !exported.contains(name)).map(str::to_owned).collect();
-    if missing.is_empty() && exported.iter().any(|name| name.starts_with("uniffi_hob_uniffi_fn_")) {
-        return Ok(());
-    }
-    Err(Error::new(format!("{} does not export what it must", library.display())).output(missing))
-}
-
-fn nm_dynamic() -> &'static [&'static str] {
-    if cfg!(target_os = "linux") { &["-D"] } else { &[] }
+/// For `check`: exactly what the headers declare leaves the library.
+pub(crate) fn check_exports(_: &Workspace) -> Result<()> {
+    build().map(|_| ())
 }
 
 /// Runs `swift ARGUMENTS` on the package with the local library.
@@ -134,8 +125,8 @@ fn package(arguments: &[String]) -> Result<()> {
     let (verb, rest) = arguments.split_first().ok_or_else(|| Error::new("no verb for swift"))?;
     command.arg(verb).arg("--scratch-path").arg(scratch);
     if verb == "test" {
-        // All tests are Swift Testing's.
-        command.args(["--disable-xctest"]);
+        // All tests are Swift Testing's. The package must be free of warnings, generated code and tests included.
+        command.args(["--disable-xctest", "-Xswiftc", "-warnings-as-errors"]);
     }
     command.args(rest).current_dir(root.join("swift")).env("HOB_LIBRARY_DIR", library);
     if std::env::var_os("HOB_MODELS").is_none() && paths::models().join("all-minilm-l6-v2").exists() {

@@ -266,6 +266,7 @@ impl State {
             job: job.take(),
             waiters: Vec::new(),
         };
+        let cancel = flight.cancel.clone();
         self.flights.insert(token, flight);
         self.slots.insert(admission.key.clone(), Slot::Flight(token));
         let step = self.join(token, admission, Origin::Loaded);
@@ -280,7 +281,12 @@ impl State {
                 let guard = FlightGuard::new(inner, token);
                 out.spawn(async move {
                     let inner = guard.inner.clone();
-                    let result = guarded("the cost estimate", estimate).await;
+                    // Nobody asks any more once everybody has left: the host's work ends with its future.
+                    let result = tokio::select! {
+                        biased;
+                        result = guarded("the cost estimate", estimate) => result,
+                        _ = cancel.cancelled() => Err(Error::new(ErrorKind::Cancelled, "nobody waits for the estimate any more")),
+                    };
                     inner.with(|state, out| match result {
                         Ok(cost) => {
                             if let Some(flight) = state.flights.get_mut(&token) {

@@ -50,11 +50,25 @@ public struct Embedding: Sendable, RandomAccessCollection {
         }
     }
 
-    /// Cosine of the angle between two vectors, -1 to 1; 0 when either has no length. Nil when the dimensions differ.
+    /// Cosine of the angle between two vectors, -1 to 1; 0 when either has no length, NaN when either holds what is no number. Nil when the
+    /// dimensions differ.
     public func cosine(_ other: Embedding) -> Float? {
-        guard let product = dot(other), let own = dot(self), let others = other.dot(other) else { return nil }
-        let lengths = (own * others).squareRoot()
-        return lengths > 0 ? Swift.min(1, Swift.max(-1, product / lengths)) : 0
+        guard count == other.count else { return nil }
+        // Squares of large and of tiny numbers do not fit a Float.
+        var (product, own, others) = (0.0, 0.0, 0.0)
+        withUnsafeBufferPointer { a in
+            other.withUnsafeBufferPointer { b in
+                for index in 0..<a.count {
+                    let (x, y) = (Double(a[index]), Double(b[index]))
+                    product += x * y
+                    own += x * x
+                    others += y * y
+                }
+            }
+        }
+        let cosine = product / (own.squareRoot() * others.squareRoot())
+        if own == 0 || others == 0 { return 0 }
+        return cosine.isFinite ? Float(Swift.min(1, Swift.max(-1, cosine))) : .nan
     }
 }
 

@@ -105,7 +105,10 @@ public final class Engine: Sendable {
 
     /// Turns one text into a vector. As ``embed(_:model:options:)-([String],_,_)``.
     public func embed(_ text: String, model: String, options: EmbeddingOptions = EmbeddingOptions()) async throws -> Embedding {
-        try await embed([text], model: model, options: options)[0]
+        guard let vector = try await embed([text], model: model, options: options).first else {
+            throw HobError(.internal, "a text came back without its vector")
+        }
+        return vector
     }
 
     /// Orders documents by how well they answer a query: with a reranker, or with an embedder, whose score is a cosine. Throws as
@@ -150,6 +153,13 @@ public final class Engine: Sendable {
             })
     }
 
+    /// A model's tokenizer and chat template, without its weights. Keep it: reading a large vocabulary takes a while.
+    ///
+    /// Throws as ``inspect(_:options:)``.
+    public func tokenizer(_ model: String) async throws -> Tokenizer {
+        try Tokenizer(try await attempt { try await raw.tokenizer(model: model) })
+    }
+
     // MARK: The end
 
     /// Holds back new loads until the result is resumed or let go of, once every model is at rest; running work goes on.
@@ -165,6 +175,11 @@ public final class Engine: Sendable {
     @discardableResult
     public func close() async throws -> Bool {
         try await attempt { try await raw.close() }
+    }
+
+    /// As ``close()``, however long it takes. Cancelling the task ends the waiting only.
+    public func closeAndWait() async throws {
+        try await attempt(cancelledBy: nil, begins: true) { try await raw.closeAndWait(cancel: $0) }
     }
 }
 

@@ -26,6 +26,8 @@ extension Prompt: ExpressibleByStringLiteral {
 
 /// What a model's chat template is given beside the messages.
 public struct TemplateOptions: Sendable, Hashable, Encodable {
+    /// End with the opening of the assistant's turn. Without it the model goes on with the last message.
+    public var addsGenerationPrompt = true
     /// Tools that the model may call.
     public var tools: [Tool]
     /// Documents, for templates with retrieval.
@@ -44,11 +46,13 @@ public struct TemplateOptions: Sendable, Hashable, Encodable {
 
     private enum CodingKeys: String, CodingKey {
         case tools, documents, extra
+        case addsGenerationPrompt = "add_generation_prompt"
         case reasoning = "enable_thinking"
     }
 
     public func encode(to encoder: any Encoder) throws {
         var fields = encoder.container(keyedBy: CodingKeys.self)
+        if !addsGenerationPrompt { try fields.encode(false, forKey: .addsGenerationPrompt) }
         if !tools.isEmpty { try fields.encode(tools, forKey: .tools) }
         if !documents.isEmpty { try fields.encode(documents, forKey: .documents) }
         try fields.encodeIfPresent(reasoning, forKey: .reasoning)
@@ -91,6 +95,42 @@ public struct Sampling: Sendable, Hashable {
     }
 }
 
+/// Which marks a model's answers hold. A model's own is ``Tokenizer/format``; who knows better gives another. The default marks nothing.
+public struct ChatFormat: Sendable, Hashable, Codable {
+    /// How a model writes a call of a tool.
+    public enum ToolFormat: String, Sendable, Hashable, Codable, CaseIterable {
+        /// `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Hermes and Qwen do, or with Qwen3-Coder's `<function=name>` inside.
+        case hermes
+        /// `{"name": …, "parameters": {…}}` as the whole answer, or behind `<|python_tag|>`: Llama 3.
+        case llama3
+        /// `[TOOL_CALLS]` and a list, or `[TOOL_CALLS]name[ARGS]{…}`: Mistral.
+        case mistral
+    }
+
+    /// What a model puts around its reasoning.
+    public struct ReasoningMarks: Sendable, Hashable, Codable {
+        /// Begins it, such as `<think>`.
+        public var open: String
+        /// Ends it, such as `</think>`.
+        public var close: String
+
+        public init(open: String, close: String) {
+            self.open = open
+            self.close = close
+        }
+    }
+
+    /// How calls are written; nil: calls are not looked for.
+    public var tools: ToolFormat?
+    /// What is around reasoning; nil: it is not told from the answer.
+    public var reasoning: ReasoningMarks?
+
+    public init(tools: ToolFormat? = nil, reasoning: ReasoningMarks? = nil) {
+        self.tools = tools
+        self.reasoning = reasoning
+    }
+}
+
 /// How an answer is made.
 public struct GenerationOptions: Sendable {
     /// How tokens are chosen.
@@ -111,6 +151,8 @@ public struct GenerationOptions: Sendable {
     public var usesPromptCache = true
     /// What the chat template is given.
     public var template: TemplateOptions
+    /// How reasoning and calls of tools are told from a conversation's answer; nil: as the model's template shows.
+    public var format: ChatFormat?
     /// Cancel, timeout, loading.
     public var request: RequestOptions
 
@@ -128,8 +170,8 @@ public struct GenerationOptions: Sendable {
 
     func raw(_ prompt: Prompt, model: String) throws -> RawGenerate {
         RawGenerate(
-            model: model, prompt: try prompt.raw(template), formatJson: nil, sampling: try sampling.raw(),
-            maxTokens: try maxTokens.map { try unsigned($0, "maxTokens") }, stop: stop,
+            model: model, prompt: try prompt.raw(template), formatJson: try format.map { try encoded($0, as: "the format") },
+            sampling: try sampling.raw(), maxTokens: try maxTokens.map { try unsigned($0, "maxTokens") }, stop: stop,
             logprobs: try logprobs.map { try unsigned32($0, "logprobs") }, truncate: truncation.raw,
             chunkTokens: try unsigned(chunkTokens, "chunkTokens"), chunkS: chunkInterval.seconds, promptCache: usesPromptCache,
             options: request.raw(request.cancel?.raw))
@@ -228,14 +270,57 @@ public struct Summary: Sendable, Hashable {
     public var provenance: Provenance?
 }
 
+/// What began as a call of a tool and is none that could be made.
+public struct RejectedCall: Sendable, Hashable {
+    /// What is wrong with it, as far as a program would act differently.
+    public enum Reason: Sendable, Hashable, CaseIterable {
+        /// The answer ended inside the call: raise `maxTokens`.
+        case incomplete
+        /// It is longer than ``Limits/callBytes``.
+        case tooLarge
+        /// It is not valid JSON, or not in the model's format.
+        case malformed
+        /// It names no function.
+        case noName
+        /// It names a function that is not among the request's tools.
+        case unknownTool
+        /// Its arguments are not a JSON object.
+        case badArguments
+        /// What a later version of the library knows.
+        case other
+    }
+
+    /// The model's text, marks included.
+    public var text: String
+    /// What is wrong with it.
+    public var reason: Reason
+    /// The same in one sentence, without the model's words.
+    public var message: String
+}
+
+extension RejectedCall.Reason {
+    init(_ raw: RawRejectReason) {
+        self =
+            switch raw {
+            case .incomplete: .incomplete
+            case .tooLarge: .tooLarge
+            case .malformed: .malformed
+            case .noName: .noName
+            case .unknownTool: .unknownTool
+            case .badArguments: .badArguments
+            case .other: .other
+            }
+    }
+}
+
 /// What a stream yields: chunks and calls, then exactly one `finished`, unless it ends in an error.
 public enum GenerationEvent: Sendable, Hashable {
     /// More of the answer.
     case chunk(Chunk)
     /// A call of one of the request's tools, complete.
     case toolCall(ToolCall)
-    /// A call that could not be read: the model's text and what is wrong with it. The stream goes on.
-    case rejectedCall(text: String, reason: String)
+    /// A call that could not be read. The stream goes on.
+    case rejectedCall(RejectedCall)
     /// The end: the memory is back and the model's use has ended.
     case finished(Summary)
 
@@ -250,8 +335,8 @@ public enum GenerationEvent: Sendable, Hashable {
             self = .chunk(Chunk(text: text, reasoning: reasoning, tokenIDs: tokenIds, logprobs: logprobs))
         case .toolCall(let id, let name, let arguments):
             self = .toolCall(ToolCall(id: id, name: name, argumentsJSON: arguments))
-        case .rejectedCall(let raw, let reason):
-            self = .rejectedCall(text: raw, reason: reason)
+        case .rejectedCall(let raw, let reason, let message):
+            self = .rejectedCall(RejectedCall(text: raw, reason: RejectedCall.Reason(reason), message: message))
         case .finished(let raw):
             var usage = Usage(raw.usage)
             usage.cachedTokens = count(raw.cachedTokens)
@@ -273,7 +358,7 @@ public struct Generation: Sendable, Hashable {
     /// Calls of the request's tools, in order.
     public var toolCalls: [ToolCall] = []
     /// Calls that could not be read.
-    public var rejectedCalls: [String] = []
+    public var rejectedCalls: [RejectedCall] = []
     /// Its tokens.
     public var tokenIDs: [UInt32] = []
     /// One per token, when asked for.
@@ -309,10 +394,10 @@ public struct GenerationStream: AsyncSequence, Sendable {
         try? raw.cancel()
     }
 
-    /// The rest of the answer as one value.
+    /// The rest of the answer as one value. Throws ``HobError/Kind/closed`` when the stream is over already.
     public func collect() async throws -> Generation {
         var whole = Chunk()
-        var (calls, rejected) = ([ToolCall](), [String]())
+        var (calls, rejected) = ([ToolCall](), [RejectedCall]())
         for try await event in self {
             switch event {
             case .chunk(let chunk):
@@ -321,14 +406,14 @@ public struct GenerationStream: AsyncSequence, Sendable {
                 whole.tokenIDs += chunk.tokenIDs
                 whole.logprobs += chunk.logprobs
             case .toolCall(let call): calls.append(call)
-            case .rejectedCall(let text, _): rejected.append(text)
+            case .rejectedCall(let call): rejected.append(call)
             case .finished(let summary):
                 return Generation(
                     text: whole.text, reasoning: whole.reasoning, toolCalls: calls, rejectedCalls: rejected, tokenIDs: whole.tokenIDs,
                     logprobs: whole.logprobs, summary: summary)
             }
         }
-        throw HobError(.internal, "a stream ended without its last event")
+        throw HobError(.closed, "the stream is over: its last event was read before")
     }
 
     public struct Iterator: AsyncIteratorProtocol {

@@ -1,3 +1,4 @@
+import Foundation
 internal import HobUniFFI
 
 /// Hob's error: a kind that a program can act on, and one line for people that names the value and the knob that would change the outcome.
@@ -81,6 +82,15 @@ public struct HobError: Error, Sendable, CustomStringConvertible {
     public var description: String { "\(kind): \(message)" }
 }
 
+extension HobError: LocalizedError, CustomNSError {
+    /// ``message``: what an alert shows.
+    public var errorDescription: String? { message }
+    public static var errorDomain: String { "Hob" }
+    /// The kind's frozen code.
+    public var errorCode: Int { Int(kind.rawValue) }
+    public var errorUserInfo: [String: Any] { [NSLocalizedDescriptionKey: message] }
+}
+
 /// What the generated module threw, as Hob throws it.
 func hobError(_ error: any Error) -> any Error {
     switch error {
@@ -105,12 +115,13 @@ package func attempt<T>(_ call: () async throws -> T) async throws -> T {
     do { return try await call() } catch { throw hobError(error) }
 }
 
-/// Runs an asynchronous call of the generated module, which ends when this task or `token` is cancelled.
+/// Runs an asynchronous call of the generated module, which ends when this task or `token` is cancelled. One that `begins` anyhow is begun
+/// in a cancelled task too: it is the end of something, and only the waiting for it ends.
 func attempt<T>(
-    cancelledBy token: CancelToken?, _ call: (RawCancelToken) async throws -> T
+    cancelledBy token: CancelToken?, begins: Bool = false, _ call: (RawCancelToken) async throws -> T
 ) async throws -> T {
     do {
-        try Task.checkCancellation()
+        if !begins { try Task.checkCancellation() }
         let raw = try token?.raw.child() ?? RawCancelToken.create()
         return try await withTaskCancellationHandler {
             try await call(raw)

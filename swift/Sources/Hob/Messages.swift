@@ -14,18 +14,25 @@ public struct Message: Sendable, Hashable, Codable {
 
     /// Who speaks.
     public var role: Role
-    /// What is said; nil for calls without a word.
+    /// What is said; nil for calls without a word. A list of parts of text is read as one text.
     public var content: String?
+    /// Who of several speaks, for templates that show it.
+    public var name: String?
     /// What an assistant thought before it spoke.
     public var reasoning: String?
     /// Calls of tools that an assistant made.
     public var toolCalls: [ToolCall]
     /// Which call a tool's message answers.
     public var toolCallID: String?
+    /// Further fields, handed to the template as they are. One with the name of a field above is left out.
+    public var fields: [String: JSONValue] = [:]
 
-    public init(role: Role, content: String?, reasoning: String? = nil, toolCalls: [ToolCall] = [], toolCallID: String? = nil) {
+    public init(
+        role: Role, content: String?, name: String? = nil, reasoning: String? = nil, toolCalls: [ToolCall] = [], toolCallID: String? = nil
+    ) {
         self.role = role
         self.content = content
+        self.name = name
         self.reasoning = reasoning
         self.toolCalls = toolCalls
         self.toolCallID = toolCallID
@@ -39,8 +46,8 @@ public struct Message: Sendable, Hashable, Codable {
         Message(role: .tool, content: content, toolCallID: id)
     }
 
-    private enum CodingKeys: String, CodingKey {
-        case role, content
+    private enum CodingKeys: String, CodingKey, CaseIterable {
+        case role, content, name
         case reasoning = "reasoning_content"
         case toolCalls = "tool_calls"
         case toolCallID = "tool_call_id"
@@ -49,20 +56,54 @@ public struct Message: Sendable, Hashable, Codable {
     public init(from decoder: any Decoder) throws {
         let fields = try decoder.container(keyedBy: CodingKeys.self)
         role = try fields.decode(Role.self, forKey: .role)
-        content = try fields.decodeIfPresent(String.self, forKey: .content)
+        if let parts = try? fields.decode([Part].self, forKey: .content) {
+            content = try Part.text(of: parts, at: fields.codingPath + [CodingKeys.content])
+        } else {
+            content = try fields.decodeIfPresent(String.self, forKey: .content)
+        }
+        name = try fields.decodeIfPresent(String.self, forKey: .name)
         reasoning = try fields.decodeIfPresent(String.self, forKey: .reasoning)
         toolCalls = try fields.decodeIfPresent([ToolCall].self, forKey: .toolCalls) ?? []
         toolCallID = try fields.decodeIfPresent(String.self, forKey: .toolCallID)
+        let all = try decoder.singleValueContainer().decode([String: JSONValue].self)
+        self.fields = all.filter { CodingKeys(rawValue: $0.key) == nil && $0.value != .null }
     }
 
     public func encode(to encoder: any Encoder) throws {
+        var others = encoder.container(keyedBy: AnyKey.self)
+        for (key, value) in self.fields where CodingKeys(rawValue: key) == nil {
+            try others.encode(value, forKey: AnyKey(stringValue: key))
+        }
         var fields = encoder.container(keyedBy: CodingKeys.self)
         try fields.encode(role, forKey: .role)
         try fields.encodeIfPresent(content, forKey: .content)
+        try fields.encodeIfPresent(name, forKey: .name)
         try fields.encodeIfPresent(reasoning, forKey: .reasoning)
         if !toolCalls.isEmpty { try fields.encode(toolCalls, forKey: .toolCalls) }
         try fields.encodeIfPresent(toolCallID, forKey: .toolCallID)
     }
+}
+
+/// A part of a content in the style of other APIs.
+private struct Part: Decodable {
+    var type: String
+    var text: String?
+
+    static func text(of parts: [Part], at path: [any CodingKey]) throws -> String {
+        guard parts.allSatisfy({ $0.type == "text" }) else {
+            throw DecodingError.dataCorrupted(.init(codingPath: path, debugDescription: "only parts of type text can be read"))
+        }
+        return parts.compactMap(\.text).joined()
+    }
+}
+
+/// A key that is not known beforehand.
+private struct AnyKey: CodingKey {
+    var stringValue: String
+    var intValue: Int? { nil }
+
+    init(stringValue: String) { self.stringValue = stringValue }
+    init?(intValue: Int) { nil }
 }
 
 /// A call of a tool, as a model made it. Its JSON is OpenAI's.
@@ -98,7 +139,13 @@ public struct ToolCall: Sendable, Hashable, Codable, Identifiable {
         let function = try fields.nestedContainer(keyedBy: FunctionKeys.self, forKey: .function)
         id = try fields.decodeIfPresent(String.self, forKey: .id) ?? ""
         name = try function.decode(String.self, forKey: .name)
-        argumentsJSON = try function.decode(String.self, forKey: .arguments)
+        // Some APIs give the object itself.
+        argumentsJSON =
+            if let text = try? function.decode(String.self, forKey: .arguments) {
+                text
+            } else {
+                try encoded(try function.decodeIfPresent([String: JSONValue].self, forKey: .arguments) ?? [:], as: "the arguments of a call")
+            }
     }
 
     public func encode(to encoder: any Encoder) throws {

@@ -41,7 +41,13 @@ public struct Estimate: Sendable, Hashable, Decodable {
     public var working: Int
 
     /// The sum: what the pool charges.
-    public var total: Int { weights + kvCache + working }
+    public var total: Int {
+        // A file may claim anything.
+        [kvCache, working].reduce(weights) { sum, part in
+            let (sum, overflow) = sum.addingReportingOverflow(part)
+            return overflow ? .max : sum
+        }
+    }
 }
 
 /// Where a result comes from.

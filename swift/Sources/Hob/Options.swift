@@ -30,8 +30,11 @@ public final class CancelToken: Sendable {
     }
 
     /// Whether the token is cancelled or its time is up.
-    public var isCancelled: Bool {
-        ((try? raw.reason()) ?? nil) != nil
+    public var isCancelled: Bool { reason != nil }
+
+    /// The kind of error that work under the token ends with: ``HobError/Kind/cancelled`` or ``HobError/Kind/timeout``; nil while it is live.
+    public var reason: HobError.Kind? {
+        ((try? raw.reason()) ?? nil).flatMap(HobError.Kind.init)
     }
 }
 
@@ -206,6 +209,14 @@ public struct Limits: Sendable, Hashable, Encodable {
     public var texts = 10_000
     /// Bytes of all of them together. Default 64 MiB.
     public var totalBytes = 64 << 20
+    /// Stop strings of one request. Default 64, which is also the most there can be.
+    public var stops = 64
+    /// Bytes of each stop string. Default 4,096, which is also the most there can be.
+    public var stopBytes = 4_096
+    /// Bytes of one call of a tool in an answer; a longer one is ``RejectedCall/Reason/tooLarge``. Default 1 MiB.
+    public var callBytes = 1 << 20
+    /// The longest timeout that a request may ask for; one without a timeout is not affected. Default 24 hours.
+    public var timeout = Duration.seconds(86_400)
 
     public init() {}
 
@@ -214,6 +225,37 @@ public struct Limits: Sendable, Hashable, Encodable {
         case messages, tools, texts
         case textBytes = "text_bytes"
         case totalBytes = "total_bytes"
+        case stops
+        case stopBytes = "stop_bytes"
+        case callBytes = "call_bytes"
+        case timeout
+    }
+
+    private enum TimeKeys: String, CodingKey {
+        case secs, nanos
+    }
+
+    public func encode(to encoder: any Encoder) throws {
+        var fields = encoder.container(keyedBy: CodingKeys.self)
+        for (value, key) in numbers { try fields.encode(value, forKey: key) }
+        var time = fields.nestedContainer(keyedBy: TimeKeys.self, forKey: .timeout)
+        let (seconds, attoseconds) = timeout.components
+        try time.encode(seconds, forKey: .secs)
+        try time.encode(attoseconds / 1_000_000_000, forKey: .nanos)
+    }
+
+    private var numbers: [(Int, CodingKeys)] {
+        [
+            (promptBytes, .promptBytes), (messages, .messages), (tools, .tools), (textBytes, .textBytes), (texts, .texts),
+            (totalBytes, .totalBytes), (stops, .stops), (stopBytes, .stopBytes), (callBytes, .callBytes),
+        ]
+    }
+
+    /// As the library reads them. An error names the limit and its value.
+    func json() throws -> String {
+        for (value, key) in numbers { _ = try unsigned(value, "the limit \(key.rawValue)") }
+        guard timeout >= .zero else { throw HobError(.invalidArgument, "the limit timeout is \(timeout); it must be 0 or more") }
+        return try encoded(self, as: "limits")
     }
 }
 
@@ -251,7 +293,7 @@ public struct EngineOptions: Sendable {
             budgetBytes: try budgetBytes.map { try unsigned($0, "the budget") }, idle: idle.raw, noRoom: noRoom.raw,
             capacity: try unsigned32(capacity, "capacity"), queue: try unsigned32(queue, "queue"),
             promptCacheBytes: try unsigned(promptCacheBytes, "promptCacheBytes"), stuckAfterS: stuckAfter.seconds,
-            closeTimeoutS: closeTimeout.seconds, limitsJson: try encoded(limits, as: "limits"), drainAfterRelease: drainAfterRelease,
+            closeTimeoutS: closeTimeout.seconds, limitsJson: try limits.json(), drainAfterRelease: drainAfterRelease,
             clock: clock)
     }
 }

@@ -20,6 +20,10 @@ public struct ResidentKey: Sendable, Hashable, CustomStringConvertible {
     public var description: String { "\(kind):\(id)" }
 
     var raw: RawKey { RawKey(kind: kind, id: id) }
+
+    init(_ raw: RawKey) {
+        self.init(kind: raw.kind, id: raw.id)
+    }
 }
 
 /// What an admission will take.
@@ -44,6 +48,11 @@ public struct AdmissionOptions: Sendable {
     public var replace = false
     /// What to do without room; nil is the pool's default.
     public var noRoom: NoRoomPolicy?
+    /// Stops the resident's work while the pool is paused: starts nothing more, and returns when what runs has ended. Throwing fails the
+    /// pause. It must not wait for an admission.
+    public var quiesce: (@Sendable () async throws -> Void)?
+    /// Undoes ``quiesce``, also of one that threw or was given up half-way. Runs on the thread that ends the pause; must not block.
+    public var resume: (@Sendable () -> Void)?
     /// Leaves when cancelled; the task's own cancellation always counts.
     public var cancel: CancelToken?
     /// Leaves after this long, with ``HobError/Kind/timeout``.
@@ -106,11 +115,14 @@ public struct Admitted: Sendable {
 /// A use of a resident: until ``end()``, or until the last reference goes, the entry is neither evicted nor swept.
 public final class Lease: Sendable {
     private let raw: RawLease
+    /// Whose use it is.
+    public let key: ResidentKey
     /// The token under which the owner keeps the resident.
     public let token: UInt64
 
     init(_ raw: RawLease) {
         self.raw = raw
+        key = (try? raw.key()).map(ResidentKey.init) ?? ResidentKey(kind: "", id: "")
         token = (try? raw.token()) ?? 0
     }
 
@@ -134,6 +146,11 @@ public final class Pause: Sendable {
         self.raw = raw
     }
 
+    /// The residents whose ``AdmissionOptions/quiesce`` ran, in order; none after the end.
+    public var quiesced: [ResidentKey] {
+        ((try? raw.quiesced()) ?? []).map(ResidentKey.init)
+    }
+
     /// Lets the waiting admissions go on; whether this call was the one that did. Never waits.
     @discardableResult
     public func resume() -> Bool {
@@ -148,6 +165,9 @@ public final class Charge: Sendable {
     init(_ raw: RawCharge) {
         self.raw = raw
     }
+
+    /// Bytes on the account for it.
+    public var bytes: Int { count((try? raw.bytes()) ?? 0) }
 
     /// Changes the charge.
     public func set(bytes: Int) throws {
@@ -173,6 +193,17 @@ public struct PoolOptions: Sendable {
     public var noRoom = NoRoomPolicy.wait
     /// Admissions that may wait for room; one more is ``HobError/Kind/busy``.
     public var maxWaiting = 65_536
+    /// Gives freed memory back to the system: after each release and each failed load. It must not wait for an admission.
+    public var drain: (@Sendable () async -> Void)?
+    /// Without it ``drain`` is not called by itself, and what is cached takes nobody's room.
+    public var drainAfterRelease = true
+    /// Tells what the process really holds: a floor of the account. Called often, with a lock of the pool held: it must not block, and its
+    /// calls of the pool are refused. Reading a few numbers is right.
+    public var memory: (@Sendable () -> PoolStatus.Memory)?
+    /// How long ``Pool/evict(_:force:)`` at most watches ``memory`` for bytes that come back late.
+    public var settle = Duration.milliseconds(250)
+    /// Hears of every new budget, one call at a time, the newest last. As with ``memory``, its calls of the pool are refused.
+    public var budgetChanged: (@Sendable (Int) -> Void)?
     package var clock: RawFakeClock?
 
     public init(budgetBytes: Int, idle: IdleResidencyPolicy = .default) {
@@ -191,11 +222,13 @@ public final class Pool: Sendable {
 
     /// A pool of the host's own, without an engine.
     public init(_ options: PoolOptions) throws {
+        let hooks = Hooks(options)
         let options = RawPoolOptions(
             budgetBytes: try unsigned(options.budgetBytes, "the budget"),
             physicalLimitBytes: try options.physicalLimitBytes.map { try unsigned($0, "the physical limit") }, idle: options.idle.raw,
-            noRoom: options.noRoom.raw, maxWaiting: try unsigned(options.maxWaiting, "maxWaiting"), clock: options.clock)
-        raw = try attempt { try RawPool.create(options: options) }
+            noRoom: options.noRoom.raw, maxWaiting: try unsigned(options.maxWaiting, "maxWaiting"),
+            drainAfterRelease: options.drainAfterRelease, settleS: options.settle.seconds, hooked: hooks.raw, clock: options.clock)
+        raw = try attempt { try RawPool.create(options: options, hooks: hooks.isEmpty ? nil : hooks) }
     }
 
     // MARK: Residents of the host's own
@@ -207,13 +240,15 @@ public final class Pool: Sendable {
     /// stay reserved. `release` runs at most once, when the entry goes, and lets go of what the token names; it must not wait for an
     /// admission. What either captures goes when it can no longer be called.
     ///
+    /// In an engine's pool the kinds `chat`, `embedder` and `reranker` are the engine's own.
+    ///
     /// Throws ``HobError/Kind/budgetExceeded``, ``HobError/Kind/busy``, ``HobError/Kind/closed``, ``HobError/Kind/timeout``,
     /// ``HobError/Kind/callback`` when a closure threw (with what it threw as ``HobError/underlying``), or `CancellationError`.
     public func admit(
         _ key: ResidentKey, cost: AdmissionCost, options: AdmissionOptions = AdmissionOptions(),
         load: @escaping @Sendable (LoadContext) async throws -> Int?, release: @escaping @Sendable (UInt64) async throws -> Void
     ) async throws -> Admitted {
-        let resident = Resident(cost: cost, load: load, release: release)
+        let resident = Resident(cost: cost, options: options, load: load, release: release)
         var bytes: UInt64?
         if case .bytes(let known) = cost { bytes = try unsigned(known, "the cost") }
         do {
@@ -222,8 +257,8 @@ public final class Pool: Sendable {
                     try await raw.admit(
                         admission: RawAdmission(
                             key: key.raw, costBytes: bytes, idle: options.idle?.raw, useIdle: options.useIdle?.raw,
-                            pinned: options.pinned, inUse: options.inUse, replace: options.replace, noRoom: options.noRoom?.raw,
-                            cancel: token, timeoutS: options.timeout?.seconds),
+                            pinned: options.pinned, inUse: options.inUse, replace: options.replace,
+                            quiesces: options.quiesce != nil || options.resume != nil, noRoom: options.noRoom?.raw, cancel: token, timeoutS: options.timeout?.seconds),
                         resident: resident)
                 })
         } catch let error as HobError where error.kind == .callback {
@@ -275,6 +310,20 @@ public final class Pool: Sendable {
         try attempt { try raw.forget(key: key.raw).map(count) }
     }
 
+    /// As ``forget(_:)``, only if the entry is still the one admitted under `token`: who was overtaken forgets nobody else's.
+    @discardableResult
+    public func forget(token: UInt64) throws -> Int? {
+        try attempt { try raw.forgetToken(token: token).map(count) }
+    }
+
+    /// As ``forget(_:)``, and gives the memory back: call it after the owner's last reference is gone. The bytes really given back.
+    ///
+    /// Throws ``HobError/Kind/notFound``. Cancelling the task ends the waiting only.
+    @discardableResult
+    public func forgetAndDrain(_ key: ResidentKey) async throws -> Int {
+        count(try await attempt(cancelledBy: nil) { try await raw.forgetAndDrain(key: key.raw, cancel: $0) })
+    }
+
     /// Unloads an entry: nobody can hit it from now on, then its release runs. The bytes given back.
     ///
     /// `force` also takes an entry in use, whose memory then comes back when its last use ends, and stops a load. Throws
@@ -316,6 +365,11 @@ public final class Pool: Sendable {
     @discardableResult
     public func unpin(_ key: ResidentKey) throws -> Bool {
         try attempt { try raw.unpin(key: key.raw) }
+    }
+
+    /// Whether an entry is pinned; nil when the pool does not know it.
+    public func isPinned(_ key: ResidentKey) throws -> Bool? {
+        try attempt { try raw.isPinned(key: key.raw) }
     }
 
     /// Changes a resident entry's own idle policy; nil is the pool's. Whether it is resident.
@@ -380,9 +434,10 @@ public final class Pool: Sendable {
     }
 
     /// Closes a pool of the host's own: whoever waits gets ``HobError/Kind/closed``, every entry is released. For an engine's pool use
-    /// ``Engine/close()``. Closing again is allowed. Throws one error that names every release that failed.
+    /// ``Engine/close()``. Closing again is allowed. Cancelling the task ends the waiting only. Throws one error that names every release that
+    /// failed.
     public func close() async throws {
-        try await attempt { try await raw.close() }
+        try await attempt(cancelledBy: nil, begins: true) { try await raw.close(cancel: $0) }
     }
 
     /// Whether the pool is closed or closing.
@@ -394,29 +449,50 @@ public final class Pool: Sendable {
 /// A host's closures, as the library calls them: each begins a task, returns at once, and answers when the task ends.
 private final class Resident: RawResident {
     private let cost: AdmissionCost
+    private let quiesces: (@Sendable () async throws -> Void)?
+    private let resumes: (@Sendable () -> Void)?
     private let loads: @Sendable (LoadContext) async throws -> Int?
     private let releases: @Sendable (UInt64) async throws -> Void
     /// What a closure threw, for the one who asked.
     let thrown = Locked<(any Error)?>(nil)
 
     init(
-        cost: AdmissionCost, load: @escaping @Sendable (LoadContext) async throws -> Int?,
+        cost: AdmissionCost, options: AdmissionOptions, load: @escaping @Sendable (LoadContext) async throws -> Int?,
         release: @escaping @Sendable (UInt64) async throws -> Void
     ) {
         self.cost = cost
+        quiesces = options.quiesce
+        resumes = options.resume
         loads = load
         releases = release
     }
 
     func estimate(task: RawTask) {
         guard case .estimated(let estimate) = cost else { return }
-        answer(task, "the estimate") { try await estimate() }
+        follow(task, answer(task, "the estimate") { try await estimate() })
     }
 
     func load(task: RawTask) {
         let loads = loads
         let token = (try? task.token()) ?? 0
-        let work = answer(task, "the load") { try await loads(LoadContext(task: task, token: token)) }
+        follow(task, answer(task, "the load") { try await loads(LoadContext(task: task, token: token)) })
+    }
+
+    func quiesce(task: RawTask) {
+        let quiesces = quiesces
+        let work = answer(task, "the quiesce") {
+            try await quiesces?()
+            return nil
+        }
+        follow(task, work)
+    }
+
+    func resume() {
+        resumes?()
+    }
+
+    /// Cancels the closure's task when nobody waits for it any more.
+    private func follow(_ task: RawTask, _ work: Task<Void, Never>) {
         Task {
             if (try? await task.cancelled()) == true { work.cancel() }
         }
@@ -444,5 +520,40 @@ private final class Resident: RawResident {
                 _ = try? task.fail(message: "\(what) closure threw \(type(of: error))", cancelled: error is CancellationError)
             }
         }
+    }
+}
+
+/// A host's part in a pool of its own, as the library calls it.
+private final class Hooks: RawHooks {
+    private let drains: (@Sendable () async -> Void)?
+    private let measures: (@Sendable () -> PoolStatus.Memory)?
+    private let hears: (@Sendable (Int) -> Void)?
+
+    init(_ options: PoolOptions) {
+        drains = options.drain
+        measures = options.memory
+        hears = options.budgetChanged
+    }
+
+    var raw: RawHooked { RawHooked(drain: drains != nil, budget: hears != nil, memory: measures != nil) }
+    var isEmpty: Bool { drains == nil && measures == nil && hears == nil }
+
+    func drain(task: RawTask) {
+        let drains = drains
+        Task {
+            await drains?()
+            _ = try? task.finish(bytes: nil)
+        }
+    }
+
+    func budgetChanged(bytes: UInt64) {
+        hears?(count(bytes))
+    }
+
+    func memory() -> RawMemory {
+        let memory = measures?() ?? PoolStatus.Memory(active: 0)
+        return RawMemory(
+            active: UInt64(clamping: memory.active), cache: UInt64(clamping: memory.cache), peak: UInt64(clamping: memory.peak),
+            available: memory.available.map { UInt64(clamping: $0) })
     }
 }

@@ -111,6 +111,14 @@ public struct PoolStatus: Sendable, Hashable, Decodable {
         public var peak: Int
         /// What the system could still give, when it says.
         public var available: Int?
+
+        /// A reading of a host's own, for ``PoolOptions/memory``.
+        public init(active: Int, cache: Int = 0, peak: Int = 0, available: Int? = nil) {
+            self.active = active
+            self.cache = cache
+            self.peak = peak
+            self.available = available
+        }
     }
 
     /// The entry of `key` that can be used or is on its way in; else the one on its way out.

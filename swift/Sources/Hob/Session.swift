@@ -1,3 +1,5 @@
+import Observation
+
 /// A conversation with one model: it keeps the transcript, and each turn is what the whole of it leads to.
 ///
 /// ```swift
@@ -7,8 +9,9 @@
 /// ```
 ///
 /// One turn at a time: a second one gets ``HobError/Kind/busy``. A turn joins the transcript when it is complete; one that fails, is
-/// cancelled, or is left half-read leaves the transcript as it was. Any task may use a session.
-public final class Session: Sendable {
+/// cancelled, or is left half-read leaves the transcript as it was. Any task may use a session; views observe ``transcript`` and
+/// ``isResponding``.
+public final class Session: Sendable, Observable {
     /// The engine that answers.
     public let engine: Engine
     /// The model's reference.
@@ -16,6 +19,7 @@ public final class Session: Sendable {
     /// Tools that the model may call. Hob reads the calls; the host makes them and answers with ``respond(to:options:)-([ToolOutput],_)``.
     public let tools: [Tool]
     private let state: Locked<State>
+    private let registrar = ObservationRegistrar()
 
     private struct State {
         var transcript: [Message]
@@ -37,12 +41,14 @@ public final class Session: Sendable {
 
     /// All that was said, instructions included.
     public var transcript: [Message] {
-        state.with { $0.transcript }
+        registrar.access(self, keyPath: \.transcript)
+        return state.with { $0.transcript }
     }
 
     /// Whether a turn is under way.
     public var isResponding: Bool {
-        state.with { $0.isResponding }
+        registrar.access(self, keyPath: \.isResponding)
+        return state.with { $0.isResponding }
     }
 
     /// Loads the model in the background, so that the first answer comes sooner. The task tells when it is there.
@@ -61,6 +67,8 @@ public final class Session: Sendable {
         public var reasoning: String
         /// Calls that it wants made; answer them with ``Session/respond(to:options:)-([ToolOutput],_)``.
         public var toolCalls: [ToolCall]
+        /// Calls that could not be read; they are not in the transcript.
+        public var rejectedCalls: [RejectedCall]
         /// How it ended: reason, tokens, times.
         public var summary: Summary
     }
@@ -97,12 +105,14 @@ public final class Session: Sendable {
     }
 
     fileprivate func begin(_ messages: [Message], _ options: GenerationOptions) throws -> GenerationStream {
-        let transcript = try state.with { state in
-            if state.isResponding {
-                throw HobError(.busy, "the session is at another turn; wait for its end, or use a second session")
+        let transcript = try registrar.withMutation(of: self, keyPath: \.isResponding) {
+            try state.with { state in
+                if state.isResponding {
+                    throw HobError(.busy, "the session is at another turn; wait for its end, or use a second session")
+                }
+                state.isResponding = true
+                return state.transcript
             }
-            state.isResponding = true
-            return state.transcript
         }
         do {
             var options = options
@@ -114,15 +124,17 @@ public final class Session: Sendable {
         }
     }
 
+    /// The transcript first: who sees that the turn is over sees what it said.
     fileprivate func end(_ turn: [Message]?) {
-        state.with { state in
-            state.transcript += turn ?? []
-            state.isResponding = false
+        if let turn {
+            registrar.withMutation(of: self, keyPath: \.transcript) { state.with { $0.transcript += turn } }
         }
+        registrar.withMutation(of: self, keyPath: \.isResponding) { state.with { $0.isResponding = false } }
     }
 }
 
-/// A turn, piece by piece, for one reader. Leaving the loop ends the turn, and the transcript stays as it was.
+/// A turn, piece by piece, for one reader: a second one gets ``HobError/Kind/busy``, for a turn is asked once. Leaving the loop ends the
+/// turn, and the transcript stays as it was.
 public struct ResponseStream: AsyncSequence, Sendable {
     /// The answer so far.
     public struct Snapshot: Sendable {
@@ -132,6 +144,8 @@ public struct ResponseStream: AsyncSequence, Sendable {
         public var reasoningDelta: String
         /// Calls of tools so far.
         public var toolCalls: [ToolCall]
+        /// Calls so far that could not be read.
+        public var rejectedCalls: [RejectedCall]
         /// How the turn ended; of the last snapshot only.
         public var summary: Summary?
         fileprivate let text: Locked<[UInt8]>
@@ -145,18 +159,14 @@ public struct ResponseStream: AsyncSequence, Sendable {
 
     public typealias Element = Snapshot
 
-    private let session: Session
-    private let messages: [Message]
-    private let options: GenerationOptions
+    private let question: Question
 
     init(session: Session, messages: [Message], options: GenerationOptions) {
-        self.session = session
-        self.messages = messages
-        self.options = options
+        question = Question(session: session, messages: messages, options: options)
     }
 
     public func makeAsyncIterator() -> Iterator {
-        Iterator(session: session, messages: messages, options: options)
+        Iterator(question)
     }
 
     /// The whole turn.
@@ -166,34 +176,45 @@ public struct ResponseStream: AsyncSequence, Sendable {
             reasoning += snapshot.reasoningDelta
             if let summary = snapshot.summary {
                 return Session.Response(
-                    content: snapshot.content, reasoning: reasoning, toolCalls: snapshot.toolCalls, summary: summary)
+                    content: snapshot.content, reasoning: reasoning, toolCalls: snapshot.toolCalls, rejectedCalls: snapshot.rejectedCalls,
+                    summary: summary)
             }
         }
-        throw HobError(.internal, "a turn ended without its last event")
+        throw HobError(.closed, "the turn is over: its last snapshot was read before")
     }
 
     public struct Iterator: AsyncIteratorProtocol {
-        private let session: Session
-        private let messages: [Message]
-        private let options: GenerationOptions
+        private let question: Question
         private var turn: Turn?
+        private var isOver = false
         private var events: GenerationStream.Iterator?
         private let text = Locked<[UInt8]>([])
         private var length = 0
         private var reasoning = ""
         private var toolCalls: [ToolCall] = []
+        private var rejectedCalls: [RejectedCall] = []
 
-        init(session: Session, messages: [Message], options: GenerationOptions) {
-            self.session = session
-            self.messages = messages
-            self.options = options
+        fileprivate init(_ question: Question) {
+            self.question = question
         }
 
-        /// The next snapshot; nil after the last one.
+        /// The next snapshot; nil after the last one, and after an error.
         public mutating func next() async throws -> Snapshot? {
+            if isOver { return nil }
+            do {
+                let snapshot = try await following()
+                isOver = snapshot?.summary != nil
+                return snapshot
+            } catch {
+                isOver = true
+                throw error
+            }
+        }
+
+        private mutating func following() async throws -> Snapshot? {
             if turn == nil {
-                events = try session.begin(messages, options).makeAsyncIterator()
-                turn = Turn(session)
+                let (events, turn) = try question.ask()
+                (self.events, self.turn) = (events.makeAsyncIterator(), turn)
             }
             while true {
                 let event: GenerationEvent?
@@ -214,26 +235,52 @@ public struct ResponseStream: AsyncSequence, Sendable {
                 case .toolCall(let call):
                     toolCalls.append(call)
                     return snapshot("", "", nil)
-                case .rejectedCall:
-                    continue
+                case .rejectedCall(let call):
+                    rejectedCalls.append(call)
+                    return snapshot("", "", nil)
                 case .finished(let summary):
                     let last = snapshot("", "", summary)
                     let answer = Message(
                         role: .assistant, content: toolCalls.isEmpty || length > 0 ? last.content : nil,
                         reasoning: reasoning.isEmpty ? nil : reasoning, toolCalls: toolCalls)
-                    turn?.end(messages + [answer])
+                    turn?.end(question.messages + [answer])
                     return last
                 }
             }
         }
 
         private func snapshot(_ delta: String, _ reasoning: String, _ summary: Summary?) -> Snapshot {
-            Snapshot(delta: delta, reasoningDelta: reasoning, toolCalls: toolCalls, summary: summary, text: text, length: length)
+            Snapshot(
+                delta: delta, reasoningDelta: reasoning, toolCalls: toolCalls, rejectedCalls: rejectedCalls, summary: summary, text: text,
+                length: length)
+        }
+    }
+
+    /// What is asked, once.
+    fileprivate final class Question: Sendable {
+        let messages: [Message]
+        private let session: Session
+        private let options: GenerationOptions
+        private let isAsked = Locked(false)
+
+        init(session: Session, messages: [Message], options: GenerationOptions) {
+            self.session = session
+            self.messages = messages
+            self.options = options
+        }
+
+        func ask() throws -> (GenerationStream, Turn) {
+            let first = isAsked.with { isAsked in
+                defer { isAsked = true }
+                return !isAsked
+            }
+            guard first else { throw HobError(.busy, "the turn has had its reader; ask the session again for another turn") }
+            return (try session.begin(messages, options), Turn(session))
         }
     }
 
     /// A turn under way; whoever lets go of it half-way frees the session.
-    private final class Turn: Sendable {
+    fileprivate final class Turn: Sendable {
         private let session: Session
         private let isOver = Locked(false)
 

@@ -81,9 +81,27 @@ public final class FakeDevice: Sendable {
     public func waitUntilHeld(_ point: Point) async throws {
         try await attempt { try await raw.waitUntilHeld(point: point.raw) }
     }
-    /// The next arrival at `point` fails with ``HobError/Kind/backend``, or by a panic inside the engine.
-    public func failNext(_ point: Point, panic: Bool = false) throws {
-        try attempt { try raw.failNext(point: point.raw, panic: panic) }
+    /// How the device goes wrong.
+    public enum Fault: Sendable, Hashable, CaseIterable {
+        /// With ``HobError/Kind/backend``.
+        case backend
+        /// With ``HobError/Kind/outOfMemory``.
+        case outOfMemory
+        /// By a panic inside the engine, which a host sees as ``HobError/Kind/internal``.
+        case panic
+
+        var raw: RawFault {
+            switch self {
+            case .backend: .backend
+            case .outOfMemory: .outOfMemory
+            case .panic: .panic
+            }
+        }
+    }
+
+    /// The next arrival at `point` goes wrong.
+    public func failNext(_ point: Point, with fault: Fault = .backend) throws {
+        try attempt { try raw.failNext(point: point.raw, fault: fault.raw) }
     }
     /// How often the device came to `point`.
     public func count(_ point: Point) throws -> Int { Int(clamping: try attempt { try raw.count(point: point.raw) }) }
@@ -116,6 +134,11 @@ extension Pool {
         options.clock = clock.raw
         try self.init(options)
     }
+}
+
+/// Reads a whole generation as a Rust program does, without Swift in between; how many tokens came. For benchmarks.
+package func readInRust(_ engine: Engine, model: String, prompt: String) async throws -> UInt64 {
+    try await attempt { try await rawReadInRust(engine: engine.raw, model: model, prompt: prompt) }
 }
 
 /// Handles of the library that this process holds now, by type; those of the C ABI together as `c`. All are 0 once everything is let go of.

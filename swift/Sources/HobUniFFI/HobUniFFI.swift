@@ -862,6 +862,14 @@ public func FfiConverterTypeRawCancelToken_lower(_ value: RawCancelToken) -> UIn
 public protocol RawChargeProtocol: AnyObject, Sendable {
     
     /**
+     * Bytes on the account for it.
+     *
+     * # Errors
+     * None, as things are.
+     */
+    func bytes() throws  -> UInt64
+    
+    /**
      * Takes the charge off.
      *
      * # Errors
@@ -873,7 +881,7 @@ public protocol RawChargeProtocol: AnyObject, Sendable {
      * Changes the charge; whether it still counts.
      *
      * # Errors
-     * None, as things are.
+     * `Busy` inside a closure of the pool's.
      */
     func set(bytes: UInt64) throws  -> Bool
     
@@ -935,6 +943,21 @@ open class RawCharge: RawChargeProtocol, @unchecked Sendable {
 
     
     /**
+     * Bytes on the account for it.
+     *
+     * # Errors
+     * None, as things are.
+     */
+open func bytes()throws  -> UInt64  {
+    return try  FfiConverterUInt64.lift(try rustCallWithError(FfiConverterTypeRawError_lift) {
+        uniffiCallStatus in
+    uniffi_hob_uniffi_fn_method_rawcharge_bytes(
+            self.uniffiCloneHandle(),uniffiCallStatus
+    )
+})
+}
+    
+    /**
      * Takes the charge off.
      *
      * # Errors
@@ -953,7 +976,7 @@ open func end()throws  -> Bool  {
      * Changes the charge; whether it still counts.
      *
      * # Errors
-     * None, as things are.
+     * `Busy` inside a closure of the pool's.
      */
 open func set(bytes: UInt64)throws  -> Bool  {
     return try  FfiConverterBool.lift(try rustCallWithError(FfiConverterTypeRawError_lift) {
@@ -1035,6 +1058,14 @@ public protocol RawEngineProtocol: AnyObject, Sendable {
      * One that names every release that failed.
      */
     func close() async throws  -> Bool
+    
+    /**
+     * As `close`, however long it takes. A cancel ends the waiting only.
+     *
+     * # Errors
+     * As `close`; `Cancelled`, `Timeout`.
+     */
+    func closeAndWait(cancel: RawCancelToken?) async throws 
     
     /**
      * Which of some answers the model holds most likely.
@@ -1123,6 +1154,14 @@ public protocol RawEngineProtocol: AnyObject, Sendable {
      * `InvalidArgument`, and those of loading.
      */
     func score(model: String, prompt: RawPrompt, completion: String, options: RawRequestOptions) async throws  -> RawScore
+    
+    /**
+     * A model's tokenizer and chat template; loads no weights.
+     *
+     * # Errors
+     * `NotFound`, `BadModel`, `Unsupported`, `Io`.
+     */
+    func tokenizer(model: String) async throws  -> RawTokenizer
     
 }
 /**
@@ -1256,6 +1295,28 @@ open func close()async throws  -> Bool  {
             completeFunc: ffi_hob_uniffi_rust_future_complete_i8,
             freeFunc: ffi_hob_uniffi_rust_future_free_i8,
             liftFunc: FfiConverterBool.lift,
+            errorHandler: FfiConverterTypeRawError_lift
+        )
+}
+    
+    /**
+     * As `close`, however long it takes. A cancel ends the waiting only.
+     *
+     * # Errors
+     * As `close`; `Cancelled`, `Timeout`.
+     */
+open func closeAndWait(cancel: RawCancelToken?)async throws   {
+    return
+        try  await uniffiRustCallAsync(
+            rustFutureFunc: {
+                uniffi_hob_uniffi_fn_method_rawengine_close_and_wait(
+                        self.uniffiCloneHandle(),FfiConverterOptionTypeRawCancelToken.lower(cancel)
+                )
+            },
+            pollFunc: ffi_hob_uniffi_rust_future_poll_void,
+            completeFunc: ffi_hob_uniffi_rust_future_complete_void,
+            freeFunc: ffi_hob_uniffi_rust_future_free_void,
+            liftFunc: { $0 },
             errorHandler: FfiConverterTypeRawError_lift
         )
 }
@@ -1471,6 +1532,28 @@ open func score(model: String, prompt: RawPrompt, completion: String, options: R
             completeFunc: ffi_hob_uniffi_rust_future_complete_rust_buffer,
             freeFunc: ffi_hob_uniffi_rust_future_free_rust_buffer,
             liftFunc: FfiConverterTypeRawScore_lift,
+            errorHandler: FfiConverterTypeRawError_lift
+        )
+}
+    
+    /**
+     * A model's tokenizer and chat template; loads no weights.
+     *
+     * # Errors
+     * `NotFound`, `BadModel`, `Unsupported`, `Io`.
+     */
+open func tokenizer(model: String)async throws  -> RawTokenizer  {
+    return
+        try  await uniffiRustCallAsync(
+            rustFutureFunc: {
+                uniffi_hob_uniffi_fn_method_rawengine_tokenizer(
+                        self.uniffiCloneHandle(),FfiConverterString.lower(model)
+                )
+            },
+            pollFunc: ffi_hob_uniffi_rust_future_poll_u64,
+            completeFunc: ffi_hob_uniffi_rust_future_complete_u64,
+            freeFunc: ffi_hob_uniffi_rust_future_free_u64,
+            liftFunc: FfiConverterTypeRawTokenizer_lift,
             errorHandler: FfiConverterTypeRawError_lift
         )
 }
@@ -1853,12 +1936,12 @@ public protocol RawFakeDeviceProtocol: AnyObject, Sendable {
     func count(point: RawPoint) throws  -> UInt64
     
     /**
-     * The next arrival at `point` fails: with `Backend`, or by a panic.
+     * The next arrival at `point` goes wrong.
      *
      * # Errors
      * None, as things are.
      */
-    func failNext(point: RawPoint, panic: Bool) throws 
+    func failNext(point: RawPoint, fault: RawFault) throws 
     
     /**
      * Bytes that the device holds.
@@ -1989,17 +2072,17 @@ open func count(point: RawPoint)throws  -> UInt64  {
 }
     
     /**
-     * The next arrival at `point` fails: with `Backend`, or by a panic.
+     * The next arrival at `point` goes wrong.
      *
      * # Errors
      * None, as things are.
      */
-open func failNext(point: RawPoint, panic: Bool)throws   {try rustCallWithError(FfiConverterTypeRawError_lift) {
+open func failNext(point: RawPoint, fault: RawFault)throws   {try rustCallWithError(FfiConverterTypeRawError_lift) {
         uniffiCallStatus in
     uniffi_hob_uniffi_fn_method_rawfakedevice_fail_next(
             self.uniffiCloneHandle(),
         FfiConverterTypeRawPoint_lower(point),
-        FfiConverterBool.lower(panic),uniffiCallStatus
+        FfiConverterTypeRawFault_lower(fault),uniffiCallStatus
     )
 }
 }
@@ -2158,6 +2241,14 @@ public protocol RawLeaseProtocol: AnyObject, Sendable {
     func isDetached() throws  -> Bool
     
     /**
+     * Whose use it is.
+     *
+     * # Errors
+     * None, as things are.
+     */
+    func key() throws  -> RawKey
+    
+    /**
      * The token under which the owner keeps the resident.
      *
      * # Errors
@@ -2253,6 +2344,21 @@ open func isDetached()throws  -> Bool  {
 }
     
     /**
+     * Whose use it is.
+     *
+     * # Errors
+     * None, as things are.
+     */
+open func key()throws  -> RawKey  {
+    return try  FfiConverterTypeRawKey_lift(try rustCallWithError(FfiConverterTypeRawError_lift) {
+        uniffiCallStatus in
+    uniffi_hob_uniffi_fn_method_rawlease_key(
+            self.uniffiCloneHandle(),uniffiCallStatus
+    )
+})
+}
+    
+    /**
      * The token under which the owner keeps the resident.
      *
      * # Errors
@@ -2323,6 +2429,14 @@ public func FfiConverterTypeRawLease_lower(_ value: RawLease) -> UInt64 {
 public protocol RawPauseProtocol: AnyObject, Sendable {
     
     /**
+     * The residents that were quiesced, in order; none after the end.
+     *
+     * # Errors
+     * None, as things are.
+     */
+    func quiesced() throws  -> [RawKey]
+    
+    /**
      * Lets the waiting admissions go on; whether this call was the one that did.
      *
      * # Errors
@@ -2386,6 +2500,21 @@ open class RawPause: RawPauseProtocol, @unchecked Sendable {
 
     
 
+    
+    /**
+     * The residents that were quiesced, in order; none after the end.
+     *
+     * # Errors
+     * None, as things are.
+     */
+open func quiesced()throws  -> [RawKey]  {
+    return try  FfiConverterSequenceTypeRawKey.lift(try rustCallWithError(FfiConverterTypeRawError_lift) {
+        uniffiCallStatus in
+    uniffi_hob_uniffi_fn_method_rawpause_quiesced(
+            self.uniffiCloneHandle(),uniffiCallStatus
+    )
+})
+}
     
     /**
      * Lets the waiting admissions go on; whether this call was the one that did.
@@ -2498,12 +2627,12 @@ public protocol RawPoolProtocol: AnyObject, Sendable {
     func charge(bytes: UInt64) throws  -> RawCharge
     
     /**
-     * Closes the pool.
+     * Closes the pool. A cancel ends the waiting only.
      *
      * # Errors
-     * One that names every release that failed.
+     * One that names every release that failed; `Cancelled`, `Timeout`.
      */
-    func close() async throws 
+    func close(cancel: RawCancelToken?) async throws 
     
     /**
      * Subscribes to what happens from now on.
@@ -2530,6 +2659,22 @@ public protocol RawPoolProtocol: AnyObject, Sendable {
     func forget(key: RawKey) throws  -> UInt64?
     
     /**
+     * As `forget`, and drains; the bytes really given back.
+     *
+     * # Errors
+     * `NotFound`, `Cancelled`, `Timeout`.
+     */
+    func forgetAndDrain(key: RawKey, cancel: RawCancelToken?) async throws  -> UInt64
+    
+    /**
+     * As `forget`, only if the entry is still the one of `token`.
+     *
+     * # Errors
+     * None, as things are.
+     */
+    func forgetToken(token: UInt64) throws  -> UInt64?
+    
+    /**
      * Whether so many bytes more could be had now.
      *
      * # Errors
@@ -2544,6 +2689,14 @@ public protocol RawPoolProtocol: AnyObject, Sendable {
      * None, as things are.
      */
     func isClosed() throws  -> Bool
+    
+    /**
+     * Whether an entry is pinned; nothing when the pool does not know it.
+     *
+     * # Errors
+     * None, as things are.
+     */
+    func isPinned(key: RawKey) throws  -> Bool?
     
     /**
      * Unloads idle entries until so many bytes are free; JSON.
@@ -2718,11 +2871,12 @@ open class RawPool: RawPoolProtocol, @unchecked Sendable {
      * # Errors
      * `InvalidArgument` for a budget of 0, `Io`.
      */
-public static func create(options: RawPoolOptions)throws  -> RawPool  {
+public static func create(options: RawPoolOptions, hooks: RawHooks?)throws  -> RawPool  {
     return try  FfiConverterTypeRawPool_lift(try rustCallWithError(FfiConverterTypeRawError_lift) {
         uniffiCallStatus in
     uniffi_hob_uniffi_fn_constructor_rawpool_create(
-        FfiConverterTypeRawPoolOptions_lower(options),uniffiCallStatus
+        FfiConverterTypeRawPoolOptions_lower(options),
+        FfiConverterOptionCallbackInterfaceRawHooks.lower(hooks),uniffiCallStatus
     )
 })
 }
@@ -2816,17 +2970,17 @@ open func charge(bytes: UInt64)throws  -> RawCharge  {
 }
     
     /**
-     * Closes the pool.
+     * Closes the pool. A cancel ends the waiting only.
      *
      * # Errors
-     * One that names every release that failed.
+     * One that names every release that failed; `Cancelled`, `Timeout`.
      */
-open func close()async throws   {
+open func close(cancel: RawCancelToken?)async throws   {
     return
         try  await uniffiRustCallAsync(
             rustFutureFunc: {
                 uniffi_hob_uniffi_fn_method_rawpool_close(
-                        self.uniffiCloneHandle()
+                        self.uniffiCloneHandle(),FfiConverterOptionTypeRawCancelToken.lower(cancel)
                 )
             },
             pollFunc: ffi_hob_uniffi_rust_future_poll_void,
@@ -2892,6 +3046,44 @@ open func forget(key: RawKey)throws  -> UInt64?  {
 }
     
     /**
+     * As `forget`, and drains; the bytes really given back.
+     *
+     * # Errors
+     * `NotFound`, `Cancelled`, `Timeout`.
+     */
+open func forgetAndDrain(key: RawKey, cancel: RawCancelToken?)async throws  -> UInt64  {
+    return
+        try  await uniffiRustCallAsync(
+            rustFutureFunc: {
+                uniffi_hob_uniffi_fn_method_rawpool_forget_and_drain(
+                        self.uniffiCloneHandle(),FfiConverterTypeRawKey_lower(key),FfiConverterOptionTypeRawCancelToken.lower(cancel)
+                )
+            },
+            pollFunc: ffi_hob_uniffi_rust_future_poll_u64,
+            completeFunc: ffi_hob_uniffi_rust_future_complete_u64,
+            freeFunc: ffi_hob_uniffi_rust_future_free_u64,
+            liftFunc: FfiConverterUInt64.lift,
+            errorHandler: FfiConverterTypeRawError_lift
+        )
+}
+    
+    /**
+     * As `forget`, only if the entry is still the one of `token`.
+     *
+     * # Errors
+     * None, as things are.
+     */
+open func forgetToken(token: UInt64)throws  -> UInt64?  {
+    return try  FfiConverterOptionUInt64.lift(try rustCallWithError(FfiConverterTypeRawError_lift) {
+        uniffiCallStatus in
+    uniffi_hob_uniffi_fn_method_rawpool_forget_token(
+            self.uniffiCloneHandle(),
+        FfiConverterUInt64.lower(token),uniffiCallStatus
+    )
+})
+}
+    
+    /**
      * Whether so many bytes more could be had now.
      *
      * # Errors
@@ -2918,6 +3110,22 @@ open func isClosed()throws  -> Bool  {
         uniffiCallStatus in
     uniffi_hob_uniffi_fn_method_rawpool_is_closed(
             self.uniffiCloneHandle(),uniffiCallStatus
+    )
+})
+}
+    
+    /**
+     * Whether an entry is pinned; nothing when the pool does not know it.
+     *
+     * # Errors
+     * None, as things are.
+     */
+open func isPinned(key: RawKey)throws  -> Bool?  {
+    return try  FfiConverterOptionBool.lift(try rustCallWithError(FfiConverterTypeRawError_lift) {
+        uniffiCallStatus in
+    uniffi_hob_uniffi_fn_method_rawpool_is_pinned(
+            self.uniffiCloneHandle(),
+        FfiConverterTypeRawKey_lower(key),uniffiCallStatus
     )
 })
 }
@@ -3445,7 +3653,7 @@ public protocol RawTaskProtocol: AnyObject, Sendable {
     func report(fraction: Double) throws 
     
     /**
-     * The admission's token; 0 for an estimate.
+     * The admission's token; 0 where there is none.
      *
      * # Errors
      * None, as things are.
@@ -3580,7 +3788,7 @@ open func report(fraction: Double)throws   {try rustCallWithError(FfiConverterTy
 }
     
     /**
-     * The admission's token; 0 for an estimate.
+     * The admission's token; 0 where there is none.
      *
      * # Errors
      * None, as things are.
@@ -3637,6 +3845,231 @@ public func FfiConverterTypeRawTask_lift(_ handle: UInt64) throws -> RawTask {
 #endif
 public func FfiConverterTypeRawTask_lower(_ value: RawTask) -> UInt64 {
     return FfiConverterTypeRawTask.lower(value)
+}
+
+
+
+
+
+
+/**
+ * A tokenizer and a chat template. Depends on nothing: the engine may be gone.
+ */
+public protocol RawTokenizerProtocol: AnyObject, Sendable {
+    
+    /**
+     * Tokens as a text; ids outside the vocabulary are left out.
+     *
+     * # Errors
+     * `InvalidArgument`.
+     */
+    func decode(ids: [UInt32], skipSpecial: Bool) async throws  -> String
+    
+    /**
+     * A text as tokens.
+     *
+     * # Errors
+     * `InvalidArgument`.
+     */
+    func encode(text: String, addSpecial: Bool, parseSpecial: Bool) async throws  -> [UInt32]
+    
+    /**
+     * What it says of itself, as JSON.
+     *
+     * # Errors
+     * None, as things are.
+     */
+    func info() throws  -> String
+    
+    /**
+     * A conversation as `generate` feeds it.
+     *
+     * # Errors
+     * `InvalidArgument`, `Unsupported` without a template, `BadModel`.
+     */
+    func render(messagesJson: String, renderJson: String?) async throws  -> RawRendered
+    
+}
+/**
+ * A tokenizer and a chat template. Depends on nothing: the engine may be gone.
+ */
+open class RawTokenizer: RawTokenizerProtocol, @unchecked Sendable {
+    fileprivate let handle: UInt64
+
+    /// Used to instantiate a [FFIObject] without an actual handle, for fakes in tests, mostly.
+#if swift(>=5.8)
+    @_documentation(visibility: private)
+#endif
+    public struct NoHandle {
+        public init() {}
+    }
+
+    // TODO: We'd like this to be `private` but for Swifty reasons,
+    // we can't implement `FfiConverter` without making this `required` and we can't
+    // make it `required` without making it `public`.
+#if swift(>=5.8)
+    @_documentation(visibility: private)
+#endif
+    required public init(unsafeFromHandle handle: UInt64) {
+        self.handle = handle
+    }
+
+    // This constructor can be used to instantiate a fake object.
+    // - Parameter noHandle: Placeholder value so we can have a constructor separate from the default empty one that may be implemented for classes extending [FFIObject].
+    //
+    // - Warning:
+    //     Any object instantiated with this constructor cannot be passed to an actual Rust-backed object. Since there isn't a backing handle the FFI lower functions will crash.
+#if swift(>=5.8)
+    @_documentation(visibility: private)
+#endif
+    public init(noHandle: NoHandle) {
+        self.handle = 0
+    }
+
+#if swift(>=5.8)
+    @_documentation(visibility: private)
+#endif
+    public func uniffiCloneHandle() -> UInt64 {
+        return try! rustCall { uniffi_hob_uniffi_fn_clone_rawtokenizer(self.handle, $0) }
+    }
+    // No primary constructor declared for this class.
+
+    deinit {
+        if handle == 0 {
+            // Mock objects have handle=0 don't try to free them
+            return
+        }
+
+        try! rustCall { uniffi_hob_uniffi_fn_free_rawtokenizer(handle, $0) }
+    }
+
+    
+
+    
+    /**
+     * Tokens as a text; ids outside the vocabulary are left out.
+     *
+     * # Errors
+     * `InvalidArgument`.
+     */
+open func decode(ids: [UInt32], skipSpecial: Bool)async throws  -> String  {
+    return
+        try  await uniffiRustCallAsync(
+            rustFutureFunc: {
+                uniffi_hob_uniffi_fn_method_rawtokenizer_decode(
+                        self.uniffiCloneHandle(),FfiConverterSequenceUInt32.lower(ids),FfiConverterBool.lower(skipSpecial)
+                )
+            },
+            pollFunc: ffi_hob_uniffi_rust_future_poll_rust_buffer,
+            completeFunc: ffi_hob_uniffi_rust_future_complete_rust_buffer,
+            freeFunc: ffi_hob_uniffi_rust_future_free_rust_buffer,
+            liftFunc: FfiConverterString.lift,
+            errorHandler: FfiConverterTypeRawError_lift
+        )
+}
+    
+    /**
+     * A text as tokens.
+     *
+     * # Errors
+     * `InvalidArgument`.
+     */
+open func encode(text: String, addSpecial: Bool, parseSpecial: Bool)async throws  -> [UInt32]  {
+    return
+        try  await uniffiRustCallAsync(
+            rustFutureFunc: {
+                uniffi_hob_uniffi_fn_method_rawtokenizer_encode(
+                        self.uniffiCloneHandle(),FfiConverterString.lower(text),FfiConverterBool.lower(addSpecial),FfiConverterBool.lower(parseSpecial)
+                )
+            },
+            pollFunc: ffi_hob_uniffi_rust_future_poll_rust_buffer,
+            completeFunc: ffi_hob_uniffi_rust_future_complete_rust_buffer,
+            freeFunc: ffi_hob_uniffi_rust_future_free_rust_buffer,
+            liftFunc: FfiConverterSequenceUInt32.lift,
+            errorHandler: FfiConverterTypeRawError_lift
+        )
+}
+    
+    /**
+     * What it says of itself, as JSON.
+     *
+     * # Errors
+     * None, as things are.
+     */
+open func info()throws  -> String  {
+    return try  FfiConverterString.lift(try rustCallWithError(FfiConverterTypeRawError_lift) {
+        uniffiCallStatus in
+    uniffi_hob_uniffi_fn_method_rawtokenizer_info(
+            self.uniffiCloneHandle(),uniffiCallStatus
+    )
+})
+}
+    
+    /**
+     * A conversation as `generate` feeds it.
+     *
+     * # Errors
+     * `InvalidArgument`, `Unsupported` without a template, `BadModel`.
+     */
+open func render(messagesJson: String, renderJson: String?)async throws  -> RawRendered  {
+    return
+        try  await uniffiRustCallAsync(
+            rustFutureFunc: {
+                uniffi_hob_uniffi_fn_method_rawtokenizer_render(
+                        self.uniffiCloneHandle(),FfiConverterString.lower(messagesJson),FfiConverterOptionString.lower(renderJson)
+                )
+            },
+            pollFunc: ffi_hob_uniffi_rust_future_poll_rust_buffer,
+            completeFunc: ffi_hob_uniffi_rust_future_complete_rust_buffer,
+            freeFunc: ffi_hob_uniffi_rust_future_free_rust_buffer,
+            liftFunc: FfiConverterTypeRawRendered_lift,
+            errorHandler: FfiConverterTypeRawError_lift
+        )
+}
+    
+
+    
+}
+
+
+#if swift(>=5.8)
+@_documentation(visibility: private)
+#endif
+public struct FfiConverterTypeRawTokenizer: FfiConverter {
+    typealias FfiType = UInt64
+    typealias SwiftType = RawTokenizer
+
+    public static func lift(_ handle: UInt64) throws -> RawTokenizer {
+        return RawTokenizer(unsafeFromHandle: handle)
+    }
+
+    public static func lower(_ value: RawTokenizer) -> UInt64 {
+        return value.uniffiCloneHandle()
+    }
+
+    public static func read(from buf: inout (data: Data, offset: Data.Index)) throws -> RawTokenizer {
+        let handle: UInt64 = try readInt(&buf)
+        return try lift(handle)
+    }
+
+    public static func write(_ value: RawTokenizer, into buf: inout [UInt8]) {
+        writeInt(&buf, lower(value))
+    }
+}
+
+
+#if swift(>=5.8)
+@_documentation(visibility: private)
+#endif
+public func FfiConverterTypeRawTokenizer_lift(_ handle: UInt64) throws -> RawTokenizer {
+    return try FfiConverterTypeRawTokenizer.lift(handle)
+}
+
+#if swift(>=5.8)
+@_documentation(visibility: private)
+#endif
+public func FfiConverterTypeRawTokenizer_lower(_ value: RawTokenizer) -> UInt64 {
+    return FfiConverterTypeRawTokenizer.lower(value)
 }
 
 
@@ -3833,6 +4266,10 @@ public struct RawAdmission {
      */
     public let replace: Bool
     /**
+     * Whether a pause concerns it.
+     */
+    public let quiesces: Bool
+    /**
      * Without room; nothing is the pool's default.
      */
     public let noRoom: RawNoRoom?
@@ -3870,6 +4307,9 @@ public struct RawAdmission {
          * Forget an existing entry.
          */replace: Bool, 
         /**
+         * Whether a pause concerns it.
+         */quiesces: Bool, 
+        /**
          * Without room; nothing is the pool's default.
          */noRoom: RawNoRoom?, 
         /**
@@ -3885,6 +4325,7 @@ public struct RawAdmission {
         self.pinned = pinned
         self.inUse = inUse
         self.replace = replace
+        self.quiesces = quiesces
         self.noRoom = noRoom
         self.cancel = cancel
         self.timeoutS = timeoutS
@@ -3913,6 +4354,7 @@ public struct FfiConverterTypeRawAdmission: FfiConverterRustBuffer {
                 pinned: FfiConverterBool.read(from: &buf), 
                 inUse: FfiConverterBool.read(from: &buf), 
                 replace: FfiConverterBool.read(from: &buf), 
+                quiesces: FfiConverterBool.read(from: &buf), 
                 noRoom: FfiConverterOptionTypeRawNoRoom.read(from: &buf), 
                 cancel: FfiConverterOptionTypeRawCancelToken.read(from: &buf), 
                 timeoutS: FfiConverterOptionDouble.read(from: &buf)
@@ -3927,6 +4369,7 @@ public struct FfiConverterTypeRawAdmission: FfiConverterRustBuffer {
         FfiConverterBool.write(value.pinned, into: &buf)
         FfiConverterBool.write(value.inUse, into: &buf)
         FfiConverterBool.write(value.replace, into: &buf)
+        FfiConverterBool.write(value.quiesces, into: &buf)
         FfiConverterOptionTypeRawNoRoom.write(value.noRoom, into: &buf)
         FfiConverterOptionTypeRawCancelToken.write(value.cancel, into: &buf)
         FfiConverterOptionDouble.write(value.timeoutS, into: &buf)
@@ -4892,6 +5335,85 @@ public func FfiConverterTypeRawGenerate_lower(_ value: RawGenerate) -> RustBuffe
 
 
 /**
+ * Which of them a host has.
+ */
+public struct RawHooked: Equatable, Hashable {
+    /**
+     * `drain`.
+     */
+    public let drain: Bool
+    /**
+     * `budget_changed`.
+     */
+    public let budget: Bool
+    /**
+     * `memory`.
+     */
+    public let memory: Bool
+
+    // Default memberwise initializers are never public by default, so we
+    // declare one manually.
+    public init(
+        /**
+         * `drain`.
+         */drain: Bool, 
+        /**
+         * `budget_changed`.
+         */budget: Bool, 
+        /**
+         * `memory`.
+         */memory: Bool) {
+        self.drain = drain
+        self.budget = budget
+        self.memory = memory
+    }
+
+    
+
+    
+}
+
+#if compiler(>=6)
+extension RawHooked: Sendable {}
+#endif
+
+#if swift(>=5.8)
+@_documentation(visibility: private)
+#endif
+public struct FfiConverterTypeRawHooked: FfiConverterRustBuffer {
+    public static func read(from buf: inout (data: Data, offset: Data.Index)) throws -> RawHooked {
+        return
+            try RawHooked(
+                drain: FfiConverterBool.read(from: &buf), 
+                budget: FfiConverterBool.read(from: &buf), 
+                memory: FfiConverterBool.read(from: &buf)
+        )
+    }
+
+    public static func write(_ value: RawHooked, into buf: inout [UInt8]) {
+        FfiConverterBool.write(value.drain, into: &buf)
+        FfiConverterBool.write(value.budget, into: &buf)
+        FfiConverterBool.write(value.memory, into: &buf)
+    }
+}
+
+
+#if swift(>=5.8)
+@_documentation(visibility: private)
+#endif
+public func FfiConverterTypeRawHooked_lift(_ buf: RustBuffer) throws -> RawHooked {
+    return try FfiConverterTypeRawHooked.lift(buf)
+}
+
+#if swift(>=5.8)
+@_documentation(visibility: private)
+#endif
+public func FfiConverterTypeRawHooked_lower(_ value: RawHooked) -> RustBuffer {
+    return FfiConverterTypeRawHooked.lower(value)
+}
+
+
+/**
  * The name of an entry.
  */
 public struct RawKey: Equatable, Hashable {
@@ -5139,6 +5661,95 @@ public func FfiConverterTypeRawLogprobs_lower(_ value: RawLogprobs) -> RustBuffe
 
 
 /**
+ * What a process holds, in bytes.
+ */
+public struct RawMemory: Equatable, Hashable {
+    /**
+     * In use by live data.
+     */
+    public let active: UInt64
+    /**
+     * Freed, not yet given back to the system.
+     */
+    public let cache: UInt64
+    /**
+     * The highest `active` so far.
+     */
+    public let peak: UInt64
+    /**
+     * What the system could still give.
+     */
+    public let available: UInt64?
+
+    // Default memberwise initializers are never public by default, so we
+    // declare one manually.
+    public init(
+        /**
+         * In use by live data.
+         */active: UInt64, 
+        /**
+         * Freed, not yet given back to the system.
+         */cache: UInt64, 
+        /**
+         * The highest `active` so far.
+         */peak: UInt64, 
+        /**
+         * What the system could still give.
+         */available: UInt64?) {
+        self.active = active
+        self.cache = cache
+        self.peak = peak
+        self.available = available
+    }
+
+    
+
+    
+}
+
+#if compiler(>=6)
+extension RawMemory: Sendable {}
+#endif
+
+#if swift(>=5.8)
+@_documentation(visibility: private)
+#endif
+public struct FfiConverterTypeRawMemory: FfiConverterRustBuffer {
+    public static func read(from buf: inout (data: Data, offset: Data.Index)) throws -> RawMemory {
+        return
+            try RawMemory(
+                active: FfiConverterUInt64.read(from: &buf), 
+                cache: FfiConverterUInt64.read(from: &buf), 
+                peak: FfiConverterUInt64.read(from: &buf), 
+                available: FfiConverterOptionUInt64.read(from: &buf)
+        )
+    }
+
+    public static func write(_ value: RawMemory, into buf: inout [UInt8]) {
+        FfiConverterUInt64.write(value.active, into: &buf)
+        FfiConverterUInt64.write(value.cache, into: &buf)
+        FfiConverterUInt64.write(value.peak, into: &buf)
+        FfiConverterOptionUInt64.write(value.available, into: &buf)
+    }
+}
+
+
+#if swift(>=5.8)
+@_documentation(visibility: private)
+#endif
+public func FfiConverterTypeRawMemory_lift(_ buf: RustBuffer) throws -> RawMemory {
+    return try FfiConverterTypeRawMemory.lift(buf)
+}
+
+#if swift(>=5.8)
+@_documentation(visibility: private)
+#endif
+public func FfiConverterTypeRawMemory_lower(_ value: RawMemory) -> RustBuffer {
+    return FfiConverterTypeRawMemory.lower(value)
+}
+
+
+/**
  * How a pool without an engine is made.
  */
 public struct RawPoolOptions {
@@ -5163,6 +5774,18 @@ public struct RawPoolOptions {
      */
     public let maxWaiting: UInt64
     /**
+     * Drain after each release and each failed load.
+     */
+    public let drainAfterRelease: Bool
+    /**
+     * How long an evict watches for bytes that come back late.
+     */
+    public let settleS: Double
+    /**
+     * Which hooks there are.
+     */
+    public let hooked: RawHooked
+    /**
      * A test's clock.
      */
     public let clock: RawFakeClock?
@@ -5186,6 +5809,15 @@ public struct RawPoolOptions {
          * Admissions that may wait.
          */maxWaiting: UInt64, 
         /**
+         * Drain after each release and each failed load.
+         */drainAfterRelease: Bool, 
+        /**
+         * How long an evict watches for bytes that come back late.
+         */settleS: Double, 
+        /**
+         * Which hooks there are.
+         */hooked: RawHooked, 
+        /**
          * A test's clock.
          */clock: RawFakeClock?) {
         self.budgetBytes = budgetBytes
@@ -5193,6 +5825,9 @@ public struct RawPoolOptions {
         self.idle = idle
         self.noRoom = noRoom
         self.maxWaiting = maxWaiting
+        self.drainAfterRelease = drainAfterRelease
+        self.settleS = settleS
+        self.hooked = hooked
         self.clock = clock
     }
 
@@ -5217,6 +5852,9 @@ public struct FfiConverterTypeRawPoolOptions: FfiConverterRustBuffer {
                 idle: FfiConverterOptionTypeRawIdle.read(from: &buf), 
                 noRoom: FfiConverterTypeRawNoRoom.read(from: &buf), 
                 maxWaiting: FfiConverterUInt64.read(from: &buf), 
+                drainAfterRelease: FfiConverterBool.read(from: &buf), 
+                settleS: FfiConverterDouble.read(from: &buf), 
+                hooked: FfiConverterTypeRawHooked.read(from: &buf), 
                 clock: FfiConverterOptionTypeRawFakeClock.read(from: &buf)
         )
     }
@@ -5227,6 +5865,9 @@ public struct FfiConverterTypeRawPoolOptions: FfiConverterRustBuffer {
         FfiConverterOptionTypeRawIdle.write(value.idle, into: &buf)
         FfiConverterTypeRawNoRoom.write(value.noRoom, into: &buf)
         FfiConverterUInt64.write(value.maxWaiting, into: &buf)
+        FfiConverterBool.write(value.drainAfterRelease, into: &buf)
+        FfiConverterDouble.write(value.settleS, into: &buf)
+        FfiConverterTypeRawHooked.write(value.hooked, into: &buf)
         FfiConverterOptionTypeRawFakeClock.write(value.clock, into: &buf)
     }
 }
@@ -5412,6 +6053,75 @@ public func FfiConverterTypeRawRanking_lift(_ buf: RustBuffer) throws -> RawRank
 #endif
 public func FfiConverterTypeRawRanking_lower(_ value: RawRanking) -> RustBuffer {
     return FfiConverterTypeRawRanking.lower(value)
+}
+
+
+/**
+ * A rendered conversation.
+ */
+public struct RawRendered: Equatable, Hashable {
+    /**
+     * What the model reads.
+     */
+    public let text: String
+    /**
+     * The same as tokens.
+     */
+    public let tokenIds: [UInt32]
+
+    // Default memberwise initializers are never public by default, so we
+    // declare one manually.
+    public init(
+        /**
+         * What the model reads.
+         */text: String, 
+        /**
+         * The same as tokens.
+         */tokenIds: [UInt32]) {
+        self.text = text
+        self.tokenIds = tokenIds
+    }
+
+    
+
+    
+}
+
+#if compiler(>=6)
+extension RawRendered: Sendable {}
+#endif
+
+#if swift(>=5.8)
+@_documentation(visibility: private)
+#endif
+public struct FfiConverterTypeRawRendered: FfiConverterRustBuffer {
+    public static func read(from buf: inout (data: Data, offset: Data.Index)) throws -> RawRendered {
+        return
+            try RawRendered(
+                text: FfiConverterString.read(from: &buf), 
+                tokenIds: FfiConverterSequenceUInt32.read(from: &buf)
+        )
+    }
+
+    public static func write(_ value: RawRendered, into buf: inout [UInt8]) {
+        FfiConverterString.write(value.text, into: &buf)
+        FfiConverterSequenceUInt32.write(value.tokenIds, into: &buf)
+    }
+}
+
+
+#if swift(>=5.8)
+@_documentation(visibility: private)
+#endif
+public func FfiConverterTypeRawRendered_lift(_ buf: RustBuffer) throws -> RawRendered {
+    return try FfiConverterTypeRawRendered.lift(buf)
+}
+
+#if swift(>=5.8)
+@_documentation(visibility: private)
+#endif
+public func FfiConverterTypeRawRendered_lower(_ value: RawRendered) -> RustBuffer {
+    return FfiConverterTypeRawRendered.lower(value)
 }
 
 
@@ -6409,8 +7119,11 @@ public enum RawEvent: Equatable, Hashable {
          * The model's text.
          */raw: String, 
         /**
-         * What is wrong, in words.
-         */reason: String
+         * What is wrong.
+         */reason: RawRejectReason, 
+        /**
+         * The same in words.
+         */message: String
     )
     /**
      * The end.
@@ -6447,7 +7160,7 @@ public struct FfiConverterTypeRawEvent: FfiConverterRustBuffer {
         case 2: return .toolCall(id: try FfiConverterString.read(from: &buf), name: try FfiConverterString.read(from: &buf), arguments: try FfiConverterString.read(from: &buf)
         )
         
-        case 3: return .rejectedCall(raw: try FfiConverterString.read(from: &buf), reason: try FfiConverterString.read(from: &buf)
+        case 3: return .rejectedCall(raw: try FfiConverterString.read(from: &buf), reason: try FfiConverterTypeRawRejectReason.read(from: &buf), message: try FfiConverterString.read(from: &buf)
         )
         
         case 4: return .finished(summary: try FfiConverterTypeRawSummary.read(from: &buf)
@@ -6476,10 +7189,11 @@ public struct FfiConverterTypeRawEvent: FfiConverterRustBuffer {
             FfiConverterString.write(arguments, into: &buf)
             
         
-        case let .rejectedCall(raw,reason):
+        case let .rejectedCall(raw,reason,message):
             writeInt(&buf, Int32(3))
             FfiConverterString.write(raw, into: &buf)
-            FfiConverterString.write(reason, into: &buf)
+            FfiConverterTypeRawRejectReason.write(reason, into: &buf)
+            FfiConverterString.write(message, into: &buf)
             
         
         case let .finished(summary):
@@ -6503,6 +7217,91 @@ public func FfiConverterTypeRawEvent_lift(_ buf: RustBuffer) throws -> RawEvent 
 #endif
 public func FfiConverterTypeRawEvent_lower(_ value: RawEvent) -> RustBuffer {
     return FfiConverterTypeRawEvent.lower(value)
+}
+
+
+
+/**
+ * How a scripted device goes wrong.
+ */
+
+public enum RawFault: Equatable, Hashable {
+    
+    /**
+     * With `Backend`.
+     */
+    case backend
+    /**
+     * With `OutOfMemory`.
+     */
+    case outOfMemory
+    /**
+     * By a panic.
+     */
+    case panic
+
+
+
+
+
+}
+
+#if compiler(>=6)
+extension RawFault: Sendable {}
+#endif
+
+#if swift(>=5.8)
+@_documentation(visibility: private)
+#endif
+public struct FfiConverterTypeRawFault: FfiConverterRustBuffer {
+    typealias SwiftType = RawFault
+
+    public static func read(from buf: inout (data: Data, offset: Data.Index)) throws -> RawFault {
+        let variant: Int32 = try readInt(&buf)
+        switch variant {
+        
+        case 1: return .backend
+        
+        case 2: return .outOfMemory
+        
+        case 3: return .panic
+        
+        default: throw UniffiInternalError.unexpectedEnumCase
+        }
+    }
+
+    public static func write(_ value: RawFault, into buf: inout [UInt8]) {
+        switch value {
+        
+        
+        case .backend:
+            writeInt(&buf, Int32(1))
+        
+        
+        case .outOfMemory:
+            writeInt(&buf, Int32(2))
+        
+        
+        case .panic:
+            writeInt(&buf, Int32(3))
+        
+        }
+    }
+}
+
+
+#if swift(>=5.8)
+@_documentation(visibility: private)
+#endif
+public func FfiConverterTypeRawFault_lift(_ buf: RustBuffer) throws -> RawFault {
+    return try FfiConverterTypeRawFault.lift(buf)
+}
+
+#if swift(>=5.8)
+@_documentation(visibility: private)
+#endif
+public func FfiConverterTypeRawFault_lower(_ value: RawFault) -> RustBuffer {
+    return FfiConverterTypeRawFault.lower(value)
 }
 
 
@@ -7401,6 +8200,131 @@ public func FfiConverterTypeRawPrompt_lower(_ value: RawPrompt) -> RustBuffer {
 
 
 /**
+ * Why a call of a tool was rejected.
+ */
+
+public enum RawRejectReason: Equatable, Hashable {
+    
+    /**
+     * The answer ended inside it.
+     */
+    case incomplete
+    /**
+     * Over the limit.
+     */
+    case tooLarge
+    /**
+     * Not in the model's format.
+     */
+    case malformed
+    /**
+     * Names no function.
+     */
+    case noName
+    /**
+     * Names none of the request's tools.
+     */
+    case unknownTool
+    /**
+     * Its arguments are no object.
+     */
+    case badArguments
+    /**
+     * Of a later version.
+     */
+    case other
+
+
+
+
+
+}
+
+#if compiler(>=6)
+extension RawRejectReason: Sendable {}
+#endif
+
+#if swift(>=5.8)
+@_documentation(visibility: private)
+#endif
+public struct FfiConverterTypeRawRejectReason: FfiConverterRustBuffer {
+    typealias SwiftType = RawRejectReason
+
+    public static func read(from buf: inout (data: Data, offset: Data.Index)) throws -> RawRejectReason {
+        let variant: Int32 = try readInt(&buf)
+        switch variant {
+        
+        case 1: return .incomplete
+        
+        case 2: return .tooLarge
+        
+        case 3: return .malformed
+        
+        case 4: return .noName
+        
+        case 5: return .unknownTool
+        
+        case 6: return .badArguments
+        
+        case 7: return .other
+        
+        default: throw UniffiInternalError.unexpectedEnumCase
+        }
+    }
+
+    public static func write(_ value: RawRejectReason, into buf: inout [UInt8]) {
+        switch value {
+        
+        
+        case .incomplete:
+            writeInt(&buf, Int32(1))
+        
+        
+        case .tooLarge:
+            writeInt(&buf, Int32(2))
+        
+        
+        case .malformed:
+            writeInt(&buf, Int32(3))
+        
+        
+        case .noName:
+            writeInt(&buf, Int32(4))
+        
+        
+        case .unknownTool:
+            writeInt(&buf, Int32(5))
+        
+        
+        case .badArguments:
+            writeInt(&buf, Int32(6))
+        
+        
+        case .other:
+            writeInt(&buf, Int32(7))
+        
+        }
+    }
+}
+
+
+#if swift(>=5.8)
+@_documentation(visibility: private)
+#endif
+public func FfiConverterTypeRawRejectReason_lift(_ buf: RustBuffer) throws -> RawRejectReason {
+    return try FfiConverterTypeRawRejectReason.lift(buf)
+}
+
+#if swift(>=5.8)
+@_documentation(visibility: private)
+#endif
+public func FfiConverterTypeRawRejectReason_lower(_ value: RawRejectReason) -> RustBuffer {
+    return FfiConverterTypeRawRejectReason.lower(value)
+}
+
+
+
+/**
  * What to do with a text that is too long.
  */
 
@@ -7483,6 +8407,203 @@ public func FfiConverterTypeRawTruncate_lower(_ value: RawTruncate) -> RustBuffe
     return FfiConverterTypeRawTruncate.lower(value)
 }
 
+
+
+
+
+/**
+ * A host's functions. All but `drain` run with a lock of the pool held: they must not block, and calls of the pool are refused there.
+ */
+public protocol RawHooks: AnyObject, Sendable {
+    
+    /**
+     * Begins to give freed memory back, and answers through the task.
+     */
+    func drain(task: RawTask) 
+    
+    /**
+     * Hears of a new budget.
+     */
+    func budgetChanged(bytes: UInt64) 
+    
+    /**
+     * Tells what is held now.
+     */
+    func memory()  -> RawMemory
+    
+}
+
+
+// Put the implementation in a struct so we don't pollute the top-level namespace
+fileprivate struct UniffiCallbackInterfaceRawHooks {
+
+    // Create the VTable using a series of closures.
+    // Swift automatically converts these into C callback functions.
+    //
+    // Store the vtable directly.
+    static let vtable: UniffiVTableCallbackInterfaceRawHooks = UniffiVTableCallbackInterfaceRawHooks(
+        uniffiFree: { (uniffiHandle: UInt64) -> () in
+            do {
+                try FfiConverterCallbackInterfaceRawHooks.handleMap.remove(handle: uniffiHandle)
+            } catch {
+                print("Uniffi callback interface RawHooks: handle missing in uniffiFree")
+            }
+        },
+        uniffiClone: { (uniffiHandle: UInt64) -> UInt64 in
+            do {
+                return try FfiConverterCallbackInterfaceRawHooks.handleMap.clone(handle: uniffiHandle)
+            } catch {
+                fatalError("Uniffi callback interface RawHooks: handle missing in uniffiClone")
+            }
+        },
+        drain: { (
+            uniffiHandle: UInt64,
+            task: UInt64,
+            uniffiOutReturn: UnsafeMutableRawPointer,
+            uniffiCallStatus: UnsafeMutablePointer<RustCallStatus>
+        ) in
+            let makeCall = {
+                () throws -> () in
+                guard let uniffiObj = try? FfiConverterCallbackInterfaceRawHooks.handleMap.get(handle: uniffiHandle) else {
+                    throw UniffiInternalError.unexpectedStaleHandle
+                }
+                return uniffiObj.drain(
+                     task: try FfiConverterTypeRawTask_lift(task)
+                )
+            }
+
+            
+            let writeReturn = { () }
+            uniffiTraitInterfaceCall(
+                callStatus: uniffiCallStatus,
+                makeCall: makeCall,
+                writeReturn: writeReturn
+            )
+        },
+        budgetChanged: { (
+            uniffiHandle: UInt64,
+            bytes: UInt64,
+            uniffiOutReturn: UnsafeMutableRawPointer,
+            uniffiCallStatus: UnsafeMutablePointer<RustCallStatus>
+        ) in
+            let makeCall = {
+                () throws -> () in
+                guard let uniffiObj = try? FfiConverterCallbackInterfaceRawHooks.handleMap.get(handle: uniffiHandle) else {
+                    throw UniffiInternalError.unexpectedStaleHandle
+                }
+                return uniffiObj.budgetChanged(
+                     bytes: try FfiConverterUInt64.lift(bytes)
+                )
+            }
+
+            
+            let writeReturn = { () }
+            uniffiTraitInterfaceCall(
+                callStatus: uniffiCallStatus,
+                makeCall: makeCall,
+                writeReturn: writeReturn
+            )
+        },
+        memory: { (
+            uniffiHandle: UInt64,
+            uniffiOutReturn: UnsafeMutablePointer<RustBuffer>,
+            uniffiCallStatus: UnsafeMutablePointer<RustCallStatus>
+        ) in
+            let makeCall = {
+                () throws -> RawMemory in
+                guard let uniffiObj = try? FfiConverterCallbackInterfaceRawHooks.handleMap.get(handle: uniffiHandle) else {
+                    throw UniffiInternalError.unexpectedStaleHandle
+                }
+                return uniffiObj.memory(
+                )
+            }
+
+            
+            let writeReturn = { uniffiOutReturn.pointee = FfiConverterTypeRawMemory_lower($0) }
+            uniffiTraitInterfaceCall(
+                callStatus: uniffiCallStatus,
+                makeCall: makeCall,
+                writeReturn: writeReturn
+            )
+        }
+    )
+
+    // Rust stores this pointer for future callback invocations, so it must live
+    // for the process lifetime (not just for the init function call).
+    //
+    // `nonisolated(unsafe)` is needed under Swift 6 strict concurrency.
+    // This is safe because the pointee is initialized once during static init
+    // and never mutated by either side of the FFI.  Its fields are C function pointers.
+    nonisolated(unsafe) static let vtablePtr: UnsafePointer<UniffiVTableCallbackInterfaceRawHooks> = {
+        let ptr = UnsafeMutablePointer<UniffiVTableCallbackInterfaceRawHooks>.allocate(capacity: 1)
+        ptr.initialize(to: vtable)
+        return UnsafePointer(ptr)
+    }()
+}
+
+private func uniffiCallbackInitRawHooks() {
+    uniffi_hob_uniffi_fn_init_callback_vtable_rawhooks(UniffiCallbackInterfaceRawHooks.vtablePtr)
+}
+
+// FfiConverter protocol for callback interfaces
+#if swift(>=5.8)
+@_documentation(visibility: private)
+#endif
+fileprivate struct FfiConverterCallbackInterfaceRawHooks {
+    fileprivate static let handleMap = UniffiHandleMap<RawHooks>()
+}
+
+#if swift(>=5.8)
+@_documentation(visibility: private)
+#endif
+extension FfiConverterCallbackInterfaceRawHooks : FfiConverter {
+    typealias SwiftType = RawHooks
+    typealias FfiType = UInt64
+
+#if swift(>=5.8)
+    @_documentation(visibility: private)
+#endif
+    public static func lift(_ handle: UInt64) throws -> SwiftType {
+        try handleMap.get(handle: handle)
+    }
+
+#if swift(>=5.8)
+    @_documentation(visibility: private)
+#endif
+    public static func read(from buf: inout (data: Data, offset: Data.Index)) throws -> SwiftType {
+        let handle: UInt64 = try readInt(&buf)
+        return try lift(handle)
+    }
+
+#if swift(>=5.8)
+    @_documentation(visibility: private)
+#endif
+    public static func lower(_ v: SwiftType) -> UInt64 {
+        return handleMap.insert(obj: v)
+    }
+
+#if swift(>=5.8)
+    @_documentation(visibility: private)
+#endif
+    public static func write(_ v: SwiftType, into buf: inout [UInt8]) {
+        writeInt(&buf, lower(v))
+    }
+}
+
+
+#if swift(>=5.8)
+@_documentation(visibility: private)
+#endif
+public func FfiConverterCallbackInterfaceRawHooks_lift(_ handle: UInt64) throws -> RawHooks {
+    return try FfiConverterCallbackInterfaceRawHooks.lift(handle)
+}
+
+#if swift(>=5.8)
+@_documentation(visibility: private)
+#endif
+public func FfiConverterCallbackInterfaceRawHooks_lower(_ v: RawHooks) -> UInt64 {
+    return FfiConverterCallbackInterfaceRawHooks.lower(v)
+}
 
 
 
@@ -7648,6 +8769,16 @@ public protocol RawResident: AnyObject, Sendable {
      */
     func release(task: RawTask) 
     
+    /**
+     * Stops its work while the pool is paused.
+     */
+    func quiesce(task: RawTask) 
+    
+    /**
+     * Undoes that. Has no answer.
+     */
+    func resume() 
+    
 }
 
 
@@ -7734,6 +8865,52 @@ fileprivate struct UniffiCallbackInterfaceRawResident {
                 }
                 return uniffiObj.release(
                      task: try FfiConverterTypeRawTask_lift(task)
+                )
+            }
+
+            
+            let writeReturn = { () }
+            uniffiTraitInterfaceCall(
+                callStatus: uniffiCallStatus,
+                makeCall: makeCall,
+                writeReturn: writeReturn
+            )
+        },
+        quiesce: { (
+            uniffiHandle: UInt64,
+            task: UInt64,
+            uniffiOutReturn: UnsafeMutableRawPointer,
+            uniffiCallStatus: UnsafeMutablePointer<RustCallStatus>
+        ) in
+            let makeCall = {
+                () throws -> () in
+                guard let uniffiObj = try? FfiConverterCallbackInterfaceRawResident.handleMap.get(handle: uniffiHandle) else {
+                    throw UniffiInternalError.unexpectedStaleHandle
+                }
+                return uniffiObj.quiesce(
+                     task: try FfiConverterTypeRawTask_lift(task)
+                )
+            }
+
+            
+            let writeReturn = { () }
+            uniffiTraitInterfaceCall(
+                callStatus: uniffiCallStatus,
+                makeCall: makeCall,
+                writeReturn: writeReturn
+            )
+        },
+        resume: { (
+            uniffiHandle: UInt64,
+            uniffiOutReturn: UnsafeMutableRawPointer,
+            uniffiCallStatus: UnsafeMutablePointer<RustCallStatus>
+        ) in
+            let makeCall = {
+                () throws -> () in
+                guard let uniffiObj = try? FfiConverterCallbackInterfaceRawResident.handleMap.get(handle: uniffiHandle) else {
+                    throw UniffiInternalError.unexpectedStaleHandle
+                }
+                return uniffiObj.resume(
                 )
             }
 
@@ -8187,6 +9364,30 @@ fileprivate struct FfiConverterOptionTypeRawPooling: FfiConverterRustBuffer {
 #if swift(>=5.8)
 @_documentation(visibility: private)
 #endif
+fileprivate struct FfiConverterOptionCallbackInterfaceRawHooks: FfiConverterRustBuffer {
+    typealias SwiftType = RawHooks?
+
+    public static func write(_ value: SwiftType, into buf: inout [UInt8]) {
+        guard let value = value else {
+            writeInt(&buf, Int8(0))
+            return
+        }
+        writeInt(&buf, Int8(1))
+        FfiConverterCallbackInterfaceRawHooks.write(value, into: &buf)
+    }
+
+    public static func read(from buf: inout (data: Data, offset: Data.Index)) throws -> SwiftType {
+        switch try readInt(&buf) as Int8 {
+        case 0: return nil
+        case 1: return try FfiConverterCallbackInterfaceRawHooks.read(from: &buf)
+        default: throw UniffiInternalError.unexpectedOptionalTag
+        }
+    }
+}
+
+#if swift(>=5.8)
+@_documentation(visibility: private)
+#endif
 fileprivate struct FfiConverterOptionCallbackInterfaceRawProgress: FfiConverterRustBuffer {
     typealias SwiftType = RawProgress?
 
@@ -8328,6 +9529,31 @@ fileprivate struct FfiConverterSequenceTypeRawFakeModel: FfiConverterRustBuffer 
         seq.reserveCapacity(Int(len))
         for _ in 0 ..< len {
             seq.append(try FfiConverterTypeRawFakeModel.read(from: &buf))
+        }
+        return seq
+    }
+}
+
+#if swift(>=5.8)
+@_documentation(visibility: private)
+#endif
+fileprivate struct FfiConverterSequenceTypeRawKey: FfiConverterRustBuffer {
+    typealias SwiftType = [RawKey]
+
+    public static func write(_ value: [RawKey], into buf: inout [UInt8]) {
+        let len = Int32(value.count)
+        writeInt(&buf, len)
+        for item in value {
+            FfiConverterTypeRawKey.write(item, into: &buf)
+        }
+    }
+
+    public static func read(from buf: inout (data: Data, offset: Data.Index)) throws -> [RawKey] {
+        let len: Int32 = try readInt(&buf)
+        var seq = [RawKey]()
+        seq.reserveCapacity(Int(len))
+        for _ in 0 ..< len {
+            seq.append(try FfiConverterTypeRawKey.read(from: &buf))
         }
         return seq
     }
@@ -8507,6 +9733,27 @@ public func rawVersion()throws  -> String  {
     )
 })
 }
+/**
+ * Reads a whole generation as a Rust program does, on a thread of its own; how many tokens came. For benchmarks that tell what crossing to
+ * Swift costs.
+ *
+ * # Errors
+ * Those of the generation.
+ */
+public func rawReadInRust(engine: RawEngine, model: String, prompt: String)async throws  -> UInt64  {
+    return
+        try  await uniffiRustCallAsync(
+            rustFutureFunc: {
+                uniffi_hob_uniffi_fn_func_raw_read_in_rust(FfiConverterTypeRawEngine_lower(engine),FfiConverterString.lower(model),FfiConverterString.lower(prompt)
+                )
+            },
+            pollFunc: ffi_hob_uniffi_rust_future_poll_u64,
+            completeFunc: ffi_hob_uniffi_rust_future_complete_u64,
+            freeFunc: ffi_hob_uniffi_rust_future_free_u64,
+            liftFunc: FfiConverterUInt64.lift,
+            errorHandler: FfiConverterTypeRawError_lift
+        )
+}
 
 private enum InitializationResult {
     case ok
@@ -8529,10 +9776,16 @@ private let initializationResult: InitializationResult = {
     if (uniffi_hob_uniffi_checksum_func_raw_version() != 63876) {
         return InitializationResult.apiChecksumMismatch
     }
+    if (uniffi_hob_uniffi_checksum_func_raw_read_in_rust() != 38748) {
+        return InitializationResult.apiChecksumMismatch
+    }
     if (uniffi_hob_uniffi_checksum_method_rawengine_availability() != 8772) {
         return InitializationResult.apiChecksumMismatch
     }
     if (uniffi_hob_uniffi_checksum_method_rawengine_close() != 18478) {
+        return InitializationResult.apiChecksumMismatch
+    }
+    if (uniffi_hob_uniffi_checksum_method_rawengine_close_and_wait() != 17792) {
         return InitializationResult.apiChecksumMismatch
     }
     if (uniffi_hob_uniffi_checksum_method_rawengine_decide() != 33685) {
@@ -8568,16 +9821,22 @@ private let initializationResult: InitializationResult = {
     if (uniffi_hob_uniffi_checksum_method_rawengine_score() != 38751) {
         return InitializationResult.apiChecksumMismatch
     }
+    if (uniffi_hob_uniffi_checksum_method_rawengine_tokenizer() != 25881) {
+        return InitializationResult.apiChecksumMismatch
+    }
     if (uniffi_hob_uniffi_checksum_method_rawvectors_address() != 1075) {
         return InitializationResult.apiChecksumMismatch
     }
     if (uniffi_hob_uniffi_checksum_method_rawvectors_count() != 7825) {
         return InitializationResult.apiChecksumMismatch
     }
+    if (uniffi_hob_uniffi_checksum_method_rawcharge_bytes() != 7414) {
+        return InitializationResult.apiChecksumMismatch
+    }
     if (uniffi_hob_uniffi_checksum_method_rawcharge_end() != 42739) {
         return InitializationResult.apiChecksumMismatch
     }
-    if (uniffi_hob_uniffi_checksum_method_rawcharge_set() != 27819) {
+    if (uniffi_hob_uniffi_checksum_method_rawcharge_set() != 16124) {
         return InitializationResult.apiChecksumMismatch
     }
     if (uniffi_hob_uniffi_checksum_method_rawevents_next() != 49312) {
@@ -8589,7 +9848,13 @@ private let initializationResult: InitializationResult = {
     if (uniffi_hob_uniffi_checksum_method_rawlease_is_detached() != 54574) {
         return InitializationResult.apiChecksumMismatch
     }
+    if (uniffi_hob_uniffi_checksum_method_rawlease_key() != 44189) {
+        return InitializationResult.apiChecksumMismatch
+    }
     if (uniffi_hob_uniffi_checksum_method_rawlease_token() != 9408) {
+        return InitializationResult.apiChecksumMismatch
+    }
+    if (uniffi_hob_uniffi_checksum_method_rawpause_quiesced() != 46383) {
         return InitializationResult.apiChecksumMismatch
     }
     if (uniffi_hob_uniffi_checksum_method_rawpause_resume() != 2169) {
@@ -8610,7 +9875,7 @@ private let initializationResult: InitializationResult = {
     if (uniffi_hob_uniffi_checksum_method_rawpool_charge() != 8034) {
         return InitializationResult.apiChecksumMismatch
     }
-    if (uniffi_hob_uniffi_checksum_method_rawpool_close() != 45156) {
+    if (uniffi_hob_uniffi_checksum_method_rawpool_close() != 52547) {
         return InitializationResult.apiChecksumMismatch
     }
     if (uniffi_hob_uniffi_checksum_method_rawpool_events() != 31669) {
@@ -8622,10 +9887,19 @@ private let initializationResult: InitializationResult = {
     if (uniffi_hob_uniffi_checksum_method_rawpool_forget() != 27871) {
         return InitializationResult.apiChecksumMismatch
     }
+    if (uniffi_hob_uniffi_checksum_method_rawpool_forget_and_drain() != 21604) {
+        return InitializationResult.apiChecksumMismatch
+    }
+    if (uniffi_hob_uniffi_checksum_method_rawpool_forget_token() != 59044) {
+        return InitializationResult.apiChecksumMismatch
+    }
     if (uniffi_hob_uniffi_checksum_method_rawpool_has_room() != 45054) {
         return InitializationResult.apiChecksumMismatch
     }
     if (uniffi_hob_uniffi_checksum_method_rawpool_is_closed() != 20653) {
+        return InitializationResult.apiChecksumMismatch
+    }
+    if (uniffi_hob_uniffi_checksum_method_rawpool_is_pinned() != 29550) {
         return InitializationResult.apiChecksumMismatch
     }
     if (uniffi_hob_uniffi_checksum_method_rawpool_make_room() != 63157) {
@@ -8682,7 +9956,7 @@ private let initializationResult: InitializationResult = {
     if (uniffi_hob_uniffi_checksum_method_rawtask_report() != 40016) {
         return InitializationResult.apiChecksumMismatch
     }
-    if (uniffi_hob_uniffi_checksum_method_rawtask_token() != 48319) {
+    if (uniffi_hob_uniffi_checksum_method_rawtask_token() != 10990) {
         return InitializationResult.apiChecksumMismatch
     }
     if (uniffi_hob_uniffi_checksum_method_rawstream_cancel() != 25451) {
@@ -8703,7 +9977,7 @@ private let initializationResult: InitializationResult = {
     if (uniffi_hob_uniffi_checksum_method_rawfakedevice_count() != 24287) {
         return InitializationResult.apiChecksumMismatch
     }
-    if (uniffi_hob_uniffi_checksum_method_rawfakedevice_fail_next() != 13871) {
+    if (uniffi_hob_uniffi_checksum_method_rawfakedevice_fail_next() != 47798) {
         return InitializationResult.apiChecksumMismatch
     }
     if (uniffi_hob_uniffi_checksum_method_rawfakedevice_held_bytes() != 36437) {
@@ -8719,6 +9993,18 @@ private let initializationResult: InitializationResult = {
         return InitializationResult.apiChecksumMismatch
     }
     if (uniffi_hob_uniffi_checksum_method_rawfakedevice_wait_until_held() != 23955) {
+        return InitializationResult.apiChecksumMismatch
+    }
+    if (uniffi_hob_uniffi_checksum_method_rawtokenizer_decode() != 9897) {
+        return InitializationResult.apiChecksumMismatch
+    }
+    if (uniffi_hob_uniffi_checksum_method_rawtokenizer_encode() != 11477) {
+        return InitializationResult.apiChecksumMismatch
+    }
+    if (uniffi_hob_uniffi_checksum_method_rawtokenizer_info() != 59739) {
+        return InitializationResult.apiChecksumMismatch
+    }
+    if (uniffi_hob_uniffi_checksum_method_rawtokenizer_render() != 14819) {
         return InitializationResult.apiChecksumMismatch
     }
     if (uniffi_hob_uniffi_checksum_method_rawcanceltoken_cancel() != 772) {
@@ -8739,7 +10025,7 @@ private let initializationResult: InitializationResult = {
     if (uniffi_hob_uniffi_checksum_constructor_rawengine_open_fake() != 54815) {
         return InitializationResult.apiChecksumMismatch
     }
-    if (uniffi_hob_uniffi_checksum_constructor_rawpool_create() != 4151) {
+    if (uniffi_hob_uniffi_checksum_constructor_rawpool_create() != 41042) {
         return InitializationResult.apiChecksumMismatch
     }
     if (uniffi_hob_uniffi_checksum_constructor_rawfakeclock_create() != 50408) {
@@ -8754,6 +10040,15 @@ private let initializationResult: InitializationResult = {
     if (uniffi_hob_uniffi_checksum_method_rawprogress_report() != 55081) {
         return InitializationResult.apiChecksumMismatch
     }
+    if (uniffi_hob_uniffi_checksum_method_rawhooks_drain() != 20039) {
+        return InitializationResult.apiChecksumMismatch
+    }
+    if (uniffi_hob_uniffi_checksum_method_rawhooks_budget_changed() != 31153) {
+        return InitializationResult.apiChecksumMismatch
+    }
+    if (uniffi_hob_uniffi_checksum_method_rawhooks_memory() != 54155) {
+        return InitializationResult.apiChecksumMismatch
+    }
     if (uniffi_hob_uniffi_checksum_method_rawresident_estimate() != 16342) {
         return InitializationResult.apiChecksumMismatch
     }
@@ -8763,7 +10058,14 @@ private let initializationResult: InitializationResult = {
     if (uniffi_hob_uniffi_checksum_method_rawresident_release() != 61680) {
         return InitializationResult.apiChecksumMismatch
     }
+    if (uniffi_hob_uniffi_checksum_method_rawresident_quiesce() != 21792) {
+        return InitializationResult.apiChecksumMismatch
+    }
+    if (uniffi_hob_uniffi_checksum_method_rawresident_resume() != 22654) {
+        return InitializationResult.apiChecksumMismatch
+    }
 
+    uniffiCallbackInitRawHooks()
     uniffiCallbackInitRawProgress()
     uniffiCallbackInitRawResident()
     return InitializationResult.ok

@@ -191,7 +191,7 @@ extension HobSuite {
 }
 
 /// How tasks ended, in that order.
-private final class Ends: @unchecked Sendable {
+final class Ends: @unchecked Sendable {
     private let lock = NSLock()
     private var kinds: [HobError.Kind?] = []
 

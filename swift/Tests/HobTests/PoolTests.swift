@@ -1,7 +1,6 @@
 import Foundation
 import Hob
 import HobTesting
-import Synchronization
 import Testing
 
 /// A pool of the host's own and what its closures did.
@@ -130,14 +129,14 @@ extension HobSuite {
         @Test func costIsEstimatedOnceAndMeasuredAfterTheLoad() async throws {
             try await leavingNothing {
                 let host = try HostPool()
-                let asked = Mutex(0)
+                let asked = HostPool.Log()
                 let key = HostPool.key("a")
                 for origin in [Admitted.Origin.loaded, .hit] {
                     let admitted = try await host.pool.admit(
-                        key, cost: .estimated { asked.withLock { $0 += 1 }; return 50 }, load: { _ in 40 }, release: { _ in })
+                        key, cost: .estimated { asked.add("cost"); return 50 }, load: { _ in 40 }, release: { _ in })
                     #expect(admitted.origin == origin)
                 }
-                #expect(asked.withLock { $0 } == 1)
+                #expect(asked.lines.count == 1)
                 let entry = try #require(try host.pool.status()[key])
                 #expect(entry.estimatedBytes == 50 && entry.measuredBytes == 40 && entry.bytes == 40)
                 #expect(try host.pool.setMeasured(token: entry.token, bytes: 45))

@@ -1,5 +1,6 @@
 import Hob
 import HobTesting
+import Observation
 import Testing
 
 extension HobSuite {
@@ -17,6 +18,20 @@ extension HobSuite {
                 let again = Session(engine: rig.engine, model: "chat", transcript: session.transcript)
                 _ = try await again.respond(to: "More")
                 #expect(again.transcript.count == 7)
+            }
+        }
+
+        /// What a SwiftUI view relies on.
+        @Test func viewsObserveATurn() async throws {
+            try await leavingNothing {
+                let (session, seen) = (Session(engine: try await Rig().engine, model: "chat"), HostPool.Log())
+                withObservationTracking { _ = session.isResponding } onChange: { seen.add("responding") }
+                withObservationTracking { _ = session.transcript } onChange: { seen.add("transcript") }
+                _ = try await session.respond(to: "Hi")
+                #expect(seen.lines == ["responding", "transcript"])
+                withObservationTracking { _ = session.isResponding } onChange: { seen.add("again") }
+                _ = try await session.respond(to: "Hi")
+                #expect(seen.lines.last == "again" && session.transcript.count == 4)
             }
         }
 

@@ -48,7 +48,7 @@ private func streaming(engine: Engine, model: String) async throws {
         switch event {
         case .chunk(let chunk): print(chunk.text, terminator: "")
         case .toolCall(let call): print("call of", call.name)
-        case .rejectedCall(_, let reason): print("not a call:", reason)
+        case .rejectedCall(let call): print("not a call:", call.message)
         case .finished(let summary): print("\n", summary.finish, summary.usage.completionTokens)
         }
     }

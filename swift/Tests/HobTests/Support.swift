@@ -8,7 +8,9 @@ import Testing
 enum HobSuite {}
 
 /// Runs a test's body and then waits until every handle of the library is let go of.
-func leavingNothing(sourceLocation: SourceLocation = #_sourceLocation, _ body: () async throws -> Void) async throws {
+func leavingNothing(
+    isolation: isolated (any Actor)? = #isolation, sourceLocation: SourceLocation = #_sourceLocation, _ body: () async throws -> Void
+) async throws {
     try await body()
     // Tasks that answer the library may still be on their way out; nothing but yielding is needed for them to end.
     let quiet = await happens { try liveHandles().values.allSatisfy { $0 == 0 } }
@@ -17,7 +19,7 @@ func leavingNothing(sourceLocation: SourceLocation = #_sourceLocation, _ body: (
 }
 
 /// Whether a condition comes true within a minute.
-func happens(_ condition: () async throws -> Bool) async -> Bool {
+func happens(isolation: isolated (any Actor)? = #isolation, _ condition: () async throws -> Bool) async -> Bool {
     let end = ContinuousClock.now + .seconds(60)
     while ContinuousClock.now < end {
         if (try? await condition()) == true { return true }
@@ -31,7 +33,7 @@ func text(_ stream: GenerationStream) async throws -> String {
 }
 
 /// The kind of the error that `body` throws; nil if it throws none, or one of another type.
-func kind(_ body: () async throws -> Void) async -> HobError.Kind? {
+func kind(isolation: isolated (any Actor)? = #isolation, _ body: () async throws -> Void) async -> HobError.Kind? {
     do {
         try await body()
         return nil
@@ -41,7 +43,7 @@ func kind(_ body: () async throws -> Void) async -> HobError.Kind? {
 }
 
 /// Whether `body` throws a `CancellationError`.
-func isCancelled(_ body: () async throws -> Void) async -> Bool {
+func isCancelled(isolation: isolated (any Actor)? = #isolation, _ body: () async throws -> Void) async -> Bool {
     do {
         try await body()
         return false

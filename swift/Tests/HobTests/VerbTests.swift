@@ -146,7 +146,7 @@ extension HobSuite {
                 let rig = try await Rig()
                 try rig.device.failNext(.load)
                 #expect(await kind { _ = try await text(rig.engine.generate("Hi", model: "chat")) } == .backend)
-                try rig.device.failNext(.step, panic: true)
+                try rig.device.failNext(.step, with: .panic)
                 #expect(await kind { _ = try await text(rig.engine.generate("Hi", model: "chat")) } == .internal)
                 try rig.device.failNext(.embed)
                 #expect(await kind { _ = try await rig.engine.embed("a", model: "embedder") } == .backend)

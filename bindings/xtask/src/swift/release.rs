@@ -1,5 +1,5 @@
 //! `swift dist`: a dynamic framework that carries both surfaces, inside an XCFramework, and the package that points to its archive.
-//! Written for Apple's tools; it has not been run yet (see swift/README.md).
+//! What Apple's rules ask is in `framework.rs`; this runs Apple's tools. It has not been run yet (see swift/README.md).
 
 use std::{
     fs,
@@ -7,19 +7,19 @@ use std::{
     process::Command,
 };
 
+use super::{
+    exports,
+    framework::{self, MACOS, NAME, TRIPLE},
+};
 use crate::{
-    dist,
     error::{At, Error, Result},
-    header, paths,
+    paths,
     proc::{self, capture, open},
-    ui,
+    stamp, ui,
     workspace::Workspace,
 };
 
-const NAME: &str = "HobCore";
-const TRIPLE: &str = "aarch64-apple-darwin";
-
-pub(crate) fn run(url: &str) -> Result<()> {
+pub(crate) fn run(url: &str, identity: &str) -> Result<()> {
     if !cfg!(target_os = "macos") {
         return Err(Error::new("an XCFramework can only be made on macOS").mend("run `cargo xtask swift dist` on a Mac with Xcode"));
     }
@@ -29,138 +29,108 @@ pub(crate) fn run(url: &str) -> Result<()> {
         fs::remove_dir_all(&out).at("empty", &out)?;
     }
     fs::create_dir_all(&out).at("make", &out)?;
-    // The static library, linked here: only so is the list of exports the whole truth (rustc exports every dependency's functions too).
+    // Kept between runs: MLX's build leaves its kernels there, and is not repeated.
+    let (metal, libraries) = (target.join("swift/metal"), target.join("swift/native-libraries.txt"));
+    // The static library, linked here: only so is the list of exports the whole truth.
     ui::step("libhob_uniffi.a, optimised", |step| {
         let mut cargo = proc::cargo();
         cargo.args(["rustc", "--release", "--package", "hob-uniffi", "--lib", "--crate-type", "staticlib", "--target", TRIPLE]);
+        cargo.arg("--").arg(format!("--print=native-static-libs={}", libraries.display()));
+        cargo.env("MACOSX_DEPLOYMENT_TARGET", MACOS).env("MLX_RS_METAL_PATH", &metal);
         capture(&mut cargo, |line| line.map_or((), |line| step.note(line))).map(|_| ())
     })?;
-    let built = target.join(TRIPLE).join("release");
-    let framework = framework(&built.join("libhob_uniffi.a"), &out)?;
-    place_metallib(&built, &framework)?;
+    let metallib = metal.join("mlx.metallib");
+    if !metallib.is_file() {
+        return Err(Error::new(format!("MLX's build left no {}", metallib.display()))
+            .mend("build with Xcode's Metal toolchain: xcodebuild -downloadComponent MetalToolchain"));
+    }
+    let bundle = out.join(format!("{NAME}.framework"));
+    framework::write(&framework::layout(paths::root(), &metallib), &bundle)?;
+    link(&target.join(TRIPLE).join("release/libhob_uniffi.a"), &libraries, &out, &bundle.join(framework::BINARY))?;
+    exports::check(&bundle.join(framework::BINARY))?;
+    // Seals the resources too. An app signs what it embeds once more, with its own identity.
+    let stamped = if identity == "-" { "--timestamp=none" } else { "--timestamp" };
+    open(Command::new("codesign").args(["--force", stamped, "--sign", identity]).arg(&bundle))?;
+    open(Command::new("codesign").args(["--verify", "--strict"]).arg(&bundle))?;
     let xcframework = out.join(format!("{NAME}.xcframework"));
-    open(Command::new("xcodebuild").args(["-create-xcframework", "-framework"]).arg(&framework).arg("-output").arg(&xcframework))?;
+    open(Command::new("xcodebuild").args(["-create-xcframework", "-framework"]).arg(&bundle).arg("-output").arg(&xcframework))?;
+    if identity != "-" {
+        open(Command::new("codesign").args(["--force", stamped, "--sign", identity]).arg(&xcframework))?;
+    }
+    // ditto keeps the links, which zip would follow.
     let archive = out.join(format!("{NAME}.xcframework.zip"));
     open(Command::new("ditto").args(["-c", "-k", "--sequesterRsrc", "--keepParent"]).arg(&xcframework).arg(&archive))?;
-    let checksum = capture(Command::new("swift").args(["package", "compute-checksum"]).arg(&archive), |_| ())?;
-    mirror(&out.join("package"), url, checksum.trim())?;
+    // As `swift package compute-checksum` says it.
+    let checksum = stamp::file_sha256(&archive, |_| ()).at("read", &archive)?;
+    let package = mirror(&out, url, &checksum)?;
     println!("{}: upload it to {url}", archive.display());
-    println!("{}: the package to publish beside it", out.join("package").display());
+    println!("{}: the package; commit it, with a version as tag, to the repository that hosts name", package.display());
     Ok(())
 }
 
-/// Links the framework in the versioned layout that macOS wants.
-fn framework(library: &Path, out: &Path) -> Result<PathBuf> {
-    let framework = out.join(format!("{NAME}.framework"));
-    let version = framework.join("Versions/A");
-    for folder in ["Headers", "Modules", "Resources"] {
-        let folder = version.join(folder);
-        fs::create_dir_all(&folder).at("make", &folder)?;
-    }
+fn link(archive: &Path, libraries: &Path, out: &Path, binary: &Path) -> Result<()> {
     let list = out.join("exports.txt");
-    fs::write(&list, exports(&fs::read_to_string(header::exports_path()).at("read", &header::exports_path())?))
-        .at("write", &list)?;
-    let mut link = Command::new("clang++");
-    link.args(["-dynamiclib", "-arch", "arm64", "-mmacosx-version-min=14.0", "-Wl,-dead_strip"]);
-    link.arg(format!("-Wl,-force_load,{}", library.display())).arg(format!("-Wl,-exported_symbols_list,{}", list.display()));
-    link.arg(format!("-Wl,-install_name,@rpath/{NAME}.framework/Versions/A/{NAME}"));
-    for system in ["Foundation", "Metal", "QuartzCore", "Accelerate"] {
-        link.args(["-framework", system]);
+    fs::write(&list, exports::apple_list(&exports::names()?)).at("write", &list)?;
+    let system = framework::system_libraries(&fs::read_to_string(libraries).at("read", libraries)?)?;
+    open(Command::new("clang++").args(framework::link_arguments(archive, &list, &system, binary)))
+}
+
+/// swift/ as a package of its own, for SwiftPM reads a package at the top of a repository only: links followed, address and checksum of
+/// the archive written in, tests left behind.
+fn mirror(out: &Path, url: &str, checksum: &str) -> Result<PathBuf> {
+    let (swift, to) = (paths::root().join("swift"), out.join("package"));
+    let text = fs::read_to_string(swift.join("Package.swift")).at("read", &swift)?;
+    let manifest = framework::manifest(&text, url, checksum)?;
+    fs::create_dir_all(&to).at("make", &to)?;
+    for part in ["Sources", "Examples", "README.md", ".gitignore"].map(|part| swift.join(part)) {
+        copy(&part, &to)?;
     }
-    open(link.arg("-o").arg(version.join(NAME)))?;
-    dist::copy(&header::header_path(), &version.join("Headers/hob.h"))?;
-    let modules = version.join("Modules/module.modulemap");
-    fs::write(&modules, format!("framework module {NAME} {{\n    header \"hob.h\"\n    export *\n}}\n")).at("write", &modules)?;
-    let plist = version.join("Resources/Info.plist");
-    fs::write(&plist, info_plist()).at("write", &plist)?;
-    for (link, to) in [
-        ("Versions/Current", "A".to_owned()),
-        (NAME, format!("Versions/Current/{NAME}")),
-        ("Headers", "Versions/Current/Headers".to_owned()),
-        ("Modules", "Versions/Current/Modules".to_owned()),
-        ("Resources", "Versions/Current/Resources".to_owned()),
-    ] {
-        open(Command::new("ln").args(["-s", &to]).arg(framework.join(link)))?;
+    for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
+        copy(&paths::root().join(licence), &to)?;
     }
-    Ok(framework)
+    fs::write(to.join("Package.swift"), manifest).at("write", &to)?;
+    Ok(to)
 }
 
-/// What leaves the framework: the C ABI, and what uniffi's scaffolding calls its own. Apple's linker knows `*` in names.
-fn exports(c: &str) -> String {
-    let names = c.lines().map(|name| format!("_{name}\n"));
-    names.chain(["_uniffi_hob_uniffi_*\n".to_owned(), "_ffi_hob_uniffi_*\n".to_owned()]).collect()
-}
-
-fn info_plist() -> String {
-    let version = env!("CARGO_PKG_VERSION");
-    let string = |key: &str, value: &str| format!("  <key>{key}</key><string>{value}</string>\n");
-    let fields = [
-        string("CFBundleIdentifier", "dev.hob.HobCore"),
-        string("CFBundleName", NAME),
-        string("CFBundleExecutable", NAME),
-        string("CFBundlePackageType", "FMWK"),
-        string("CFBundleShortVersionString", version),
-        string("CFBundleVersion", version),
-        string("LSMinimumSystemVersion", "14.0"),
-    ];
-    format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<plist version=\"1.0\">\n<dict>\n{}</dict>\n</plist>\n", fields.concat())
-}
-
-/// MLX's kernels, which mlx-sys's build leaves in its own folder: MLX looks for them beside the library and in its Resources.
-fn place_metallib(built: &Path, framework: &Path) -> Result<()> {
-    let find = capture(Command::new("find").arg(built.join("build")).args(["-name", "mlx.metallib"]), |_| ())?;
-    let Some(found) = find.lines().next() else {
-        return Err(Error::new("mlx.metallib is not in the build")
-            .mend("build with Xcode's Metal toolchain: xcodebuild -downloadComponent MetalToolchain"));
-    };
-    dist::copy(Path::new(found), &framework.join("Versions/A/Resources/mlx.metallib"))
-}
-
-/// swift/ as a package of its own: links followed, address and checksum of the archive written in, tests left behind.
-fn mirror(to: &Path, url: &str, checksum: &str) -> Result<()> {
-    fs::create_dir_all(to).at("make", to)?;
-    let swift = paths::root().join("swift");
-    for part in ["Sources", "Examples", "README.md", "Package.swift"] {
-        open(Command::new("cp").args(["-RL"]).arg(swift.join(part)).arg(to))?;
-    }
-    let manifest = to.join("Package.swift");
-    let text = fs::read_to_string(&manifest).at("read", &manifest)?;
-    fs::write(&manifest, released(&text, url, checksum)?).at("write", &manifest)
-}
-
-fn released(manifest: &str, url: &str, checksum: &str) -> Result<String> {
-    const PLACE: &str = "let release: (url: String, checksum: String)? = nil";
-    if !manifest.contains(PLACE) || url.contains(['"', '\\']) {
-        return Err(Error::new("Package.swift has no place for the release, or the address cannot be written there"));
-    }
-    let text = manifest.replace(PLACE, &format!("let release: (url: String, checksum: String)? = (\"{url}\", \"{checksum}\")"));
-    // The tests stay in Hob's repository.
-    let kept: Vec<&str> = text.lines().filter(|line| !line.contains(".testTarget(")).collect();
-    Ok(kept.join("\n") + "\n")
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    open(Command::new("cp").arg("-RL").arg(from).arg(to))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// The mirrored package is whole: no link leads out of it, and SwiftPM finds every folder that the manifest names.
+    #[cfg(unix)]
     #[test]
-    fn a_released_manifest_names_its_archive_and_no_tests() {
-        let path = paths::root().join("swift/Package.swift");
-        let manifest = fs::read_to_string(path).expect("Package.swift");
-        let text = released(&manifest, "https://example.org/HobCore.zip", "abc").expect("it has a place");
-        assert!(text.contains("= (\"https://example.org/HobCore.zip\", \"abc\")") && !text.contains("testTarget"));
-        assert!(released(&manifest, "a\"b", "").is_err() && released("", "a", "").is_err());
-    }
-
-    #[test]
-    fn both_surfaces_are_exported() {
-        assert_eq!(exports("hob_a\nhob_b\n"), "_hob_a\n_hob_b\n_uniffi_hob_uniffi_*\n_ffi_hob_uniffi_*\n");
+    fn the_mirrored_package_stands_alone() {
+        let home = tempfile::tempdir().expect("a temporary folder");
+        let sum = "0".repeat(64);
+        let package = mirror(home.path(), "https://example.org/HobCore.xcframework.zip", &sum).expect("it is mirrored");
+        for place in [
+            "Package.swift",
+            "README.md",
+            "LICENSE-MIT",
+            "Sources/CHob/include/hob.h",
+            "Sources/CHob/include/module.modulemap",
+            "Examples/Chat",
+        ] {
+            let path = package.join(place);
+            assert!(path.exists() && !path.is_symlink(), "{place}");
+        }
+        let header = fs::read_to_string(package.join("Sources/CHob/include/hob.h")).expect("the header");
+        assert_eq!(header, fs::read_to_string(crate::header::header_path()).expect("include/hob.h"));
+        let manifest = fs::read_to_string(package.join("Package.swift")).expect("the manifest");
+        assert!(manifest.contains(&sum));
+        for target in ["CHob", "CHobUniFFI", "HobUniFFI", "Hob", "HobTesting"] {
+            assert!(manifest.contains(&format!("name: \"{target}\"")) && package.join("Sources").join(target).is_dir(), "{target}");
+        }
     }
 
     #[test]
     fn elsewhere_it_refuses_with_the_reason() {
         if !cfg!(target_os = "macos") {
-            let error = run("https://example.org").expect_err("no Xcode here").to_string();
+            let error = run("https://example.org/a.zip", "-").expect_err("no Xcode here").to_string();
             assert!(error.contains("macOS"), "{error}");
         }
     }

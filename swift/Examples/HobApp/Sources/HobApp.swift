@@ -7,8 +7,13 @@ import SwiftUI
 struct HobApp: App {
     @State private var model = AppModel()
 
+    init() {
+        // Started by `swift run` there is no bundle that says so, and no keyboard for the window without it.
+        NSApplication.shared.setActivationPolicy(.regular)
+    }
+
     var body: some Scene {
-        WindowGroup {
+        Window("Hob", id: "main") {
             TabView {
                 ChatView().tabItem { Label("Chat", systemImage: "bubble.left") }
                 SearchView().tabItem { Label("Search", systemImage: "magnifyingglass") }
@@ -19,102 +24,6 @@ struct HobApp: App {
             .task { await model.open() }
         }
         Settings { SettingsView().environment(model) }
-    }
-}
-
-/// What the views share. The engine lives as long as the app.
-@MainActor @Observable
-final class AppModel {
-    private(set) var engine: Engine?
-    private(set) var session: Session?
-    private(set) var messages: [Message] = []
-    private(set) var answer = ""
-    private(set) var results: [(text: String, score: Float)] = []
-    private(set) var status: PoolStatus?
-    private(set) var failure: String?
-    private var turn: Task<Void, Never>?
-
-    var chatModel = UserDefaults.standard.string(forKey: "chatModel") ?? "" {
-        didSet {
-            UserDefaults.standard.set(chatModel, forKey: "chatModel")
-            newSession()
-        }
-    }
-    var embedder = UserDefaults.standard.string(forKey: "embedder") ?? "" {
-        didSet { UserDefaults.standard.set(embedder, forKey: "embedder") }
-    }
-    /// "Keep model loaded after use". Reading a broken or future setting gives the default.
-    var keepLoaded = UserDefaults.standard.data(forKey: "keepLoaded").map(AppModel.policy) ?? .default {
-        didSet {
-            UserDefaults.standard.set(try? JSONEncoder().encode(keepLoaded), forKey: "keepLoaded")
-            attempt { try engine?.pool.setDefaultIdle(keepLoaded) }
-        }
-    }
-
-    private static func policy(_ json: Data) -> IdleResidencyPolicy {
-        (try? JSONDecoder().decode(IdleResidencyPolicy.self, from: json)) ?? .default
-    }
-
-    var isAnswering: Bool { turn != nil }
-
-    func open() async {
-        guard engine == nil else { return }
-        do {
-            let engine = try await Engine.open(EngineOptions(idle: keepLoaded))
-            self.engine = engine
-            newSession()
-            // The pool tells when something changes: nothing is polled.
-            status = try engine.pool.status()
-            for try await _ in try engine.pool.events() { status = try engine.pool.status() }
-        } catch {
-            failure = "\(error)"
-        }
-    }
-
-    private func newSession() {
-        guard let engine, !chatModel.isEmpty else { return }
-        stop()
-        messages = []
-        session = Session(engine: engine, model: chatModel)
-    }
-
-    func send(_ prompt: String) {
-        guard let session, turn == nil else { return }
-        failure = nil
-        messages.append(.user(prompt))
-        turn = Task {
-            do {
-                for try await snapshot in session.streamResponse(to: prompt) { answer = snapshot.content }
-            } catch is CancellationError {
-                // Stopped by the person: the transcript is as it was before.
-            } catch {
-                failure = "\(error)"
-            }
-            (messages, answer, turn) = (session.transcript, "", nil)
-        }
-    }
-
-    func stop() {
-        turn?.cancel()
-    }
-
-    func search(_ query: String, in text: String) async {
-        guard let engine else { return }
-        let lines = text.split(separator: "\n").map(String.init)
-        do {
-            let ranking = try await engine.rerank(query, documents: lines, model: embedder)
-            results = ranking.results.map { (lines[$0.index], $0.score) }
-        } catch {
-            failure = "\(error)"
-        }
-    }
-
-    func evict(_ key: ResidentKey) async {
-        do { try await engine?.pool.evict(key) } catch { failure = "\(error)" }
-    }
-
-    private func attempt(_ change: () throws -> Void) {
-        do { try change() } catch { failure = "\(error)" }
     }
 }
 

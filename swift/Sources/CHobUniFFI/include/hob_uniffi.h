@@ -250,6 +250,27 @@ typedef void (*UniffiCallbackInterfaceRawProgressMethod0)(uint64_t, double, void
     );
 
 #endif
+#ifndef UNIFFI_FFIDEF_CALLBACK_INTERFACE_RAW_HOOKS_METHOD0
+#define UNIFFI_FFIDEF_CALLBACK_INTERFACE_RAW_HOOKS_METHOD0
+typedef void (*UniffiCallbackInterfaceRawHooksMethod0)(uint64_t, uint64_t, void* _Nonnull, 
+        RustCallStatus *_Nonnull uniffiCallStatus
+    );
+
+#endif
+#ifndef UNIFFI_FFIDEF_CALLBACK_INTERFACE_RAW_HOOKS_METHOD1
+#define UNIFFI_FFIDEF_CALLBACK_INTERFACE_RAW_HOOKS_METHOD1
+typedef void (*UniffiCallbackInterfaceRawHooksMethod1)(uint64_t, uint64_t, void* _Nonnull, 
+        RustCallStatus *_Nonnull uniffiCallStatus
+    );
+
+#endif
+#ifndef UNIFFI_FFIDEF_CALLBACK_INTERFACE_RAW_HOOKS_METHOD2
+#define UNIFFI_FFIDEF_CALLBACK_INTERFACE_RAW_HOOKS_METHOD2
+typedef void (*UniffiCallbackInterfaceRawHooksMethod2)(uint64_t, RustBuffer* _Nonnull, 
+        RustCallStatus *_Nonnull uniffiCallStatus
+    );
+
+#endif
 #ifndef UNIFFI_FFIDEF_CALLBACK_INTERFACE_RAW_RESIDENT_METHOD0
 #define UNIFFI_FFIDEF_CALLBACK_INTERFACE_RAW_RESIDENT_METHOD0
 typedef void (*UniffiCallbackInterfaceRawResidentMethod0)(uint64_t, uint64_t, void* _Nonnull, 
@@ -271,6 +292,20 @@ typedef void (*UniffiCallbackInterfaceRawResidentMethod2)(uint64_t, uint64_t, vo
     );
 
 #endif
+#ifndef UNIFFI_FFIDEF_CALLBACK_INTERFACE_RAW_RESIDENT_METHOD3
+#define UNIFFI_FFIDEF_CALLBACK_INTERFACE_RAW_RESIDENT_METHOD3
+typedef void (*UniffiCallbackInterfaceRawResidentMethod3)(uint64_t, uint64_t, void* _Nonnull, 
+        RustCallStatus *_Nonnull uniffiCallStatus
+    );
+
+#endif
+#ifndef UNIFFI_FFIDEF_CALLBACK_INTERFACE_RAW_RESIDENT_METHOD4
+#define UNIFFI_FFIDEF_CALLBACK_INTERFACE_RAW_RESIDENT_METHOD4
+typedef void (*UniffiCallbackInterfaceRawResidentMethod4)(uint64_t, void* _Nonnull, 
+        RustCallStatus *_Nonnull uniffiCallStatus
+    );
+
+#endif
 #ifndef UNIFFI_FFIDEF_V_TABLE_CALLBACK_INTERFACE_RAW_PROGRESS
 #define UNIFFI_FFIDEF_V_TABLE_CALLBACK_INTERFACE_RAW_PROGRESS
 typedef struct UniffiVTableCallbackInterfaceRawProgress {
@@ -278,6 +313,17 @@ typedef struct UniffiVTableCallbackInterfaceRawProgress {
     UniffiCallbackInterfaceClone _Nonnull uniffiClone;
     UniffiCallbackInterfaceRawProgressMethod0 _Nonnull report;
 } UniffiVTableCallbackInterfaceRawProgress;
+
+#endif
+#ifndef UNIFFI_FFIDEF_V_TABLE_CALLBACK_INTERFACE_RAW_HOOKS
+#define UNIFFI_FFIDEF_V_TABLE_CALLBACK_INTERFACE_RAW_HOOKS
+typedef struct UniffiVTableCallbackInterfaceRawHooks {
+    UniffiCallbackInterfaceFree _Nonnull uniffiFree;
+    UniffiCallbackInterfaceClone _Nonnull uniffiClone;
+    UniffiCallbackInterfaceRawHooksMethod0 _Nonnull drain;
+    UniffiCallbackInterfaceRawHooksMethod1 _Nonnull budgetChanged;
+    UniffiCallbackInterfaceRawHooksMethod2 _Nonnull memory;
+} UniffiVTableCallbackInterfaceRawHooks;
 
 #endif
 #ifndef UNIFFI_FFIDEF_V_TABLE_CALLBACK_INTERFACE_RAW_RESIDENT
@@ -288,6 +334,8 @@ typedef struct UniffiVTableCallbackInterfaceRawResident {
     UniffiCallbackInterfaceRawResidentMethod0 _Nonnull estimate;
     UniffiCallbackInterfaceRawResidentMethod1 _Nonnull load;
     UniffiCallbackInterfaceRawResidentMethod2 _Nonnull release;
+    UniffiCallbackInterfaceRawResidentMethod3 _Nonnull quiesce;
+    UniffiCallbackInterfaceRawResidentMethod4 _Nonnull resume;
 } UniffiVTableCallbackInterfaceRawResident;
 
 #endif
@@ -319,6 +367,11 @@ RustBuffer uniffi_hob_uniffi_fn_method_rawengine_availability(uint64_t ptr, Rust
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWENGINE_CLOSE
 #define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWENGINE_CLOSE
 uint64_t uniffi_hob_uniffi_fn_method_rawengine_close(uint64_t ptr
+);
+#endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWENGINE_CLOSE_AND_WAIT
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWENGINE_CLOSE_AND_WAIT
+uint64_t uniffi_hob_uniffi_fn_method_rawengine_close_and_wait(uint64_t ptr, RustBuffer cancel
 );
 #endif
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWENGINE_DECIDE
@@ -376,6 +429,11 @@ uint64_t uniffi_hob_uniffi_fn_method_rawengine_rerank(uint64_t ptr, RustBuffer r
 uint64_t uniffi_hob_uniffi_fn_method_rawengine_score(uint64_t ptr, RustBuffer model, RustBuffer prompt, RustBuffer completion, RustBuffer options
 );
 #endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWENGINE_TOKENIZER
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWENGINE_TOKENIZER
+uint64_t uniffi_hob_uniffi_fn_method_rawengine_tokenizer(uint64_t ptr, RustBuffer model
+);
+#endif
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_CLONE_RAWVECTORS
 #define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_CLONE_RAWVECTORS
 uint64_t uniffi_hob_uniffi_fn_clone_rawvectors(uint64_t handle, RustCallStatus *_Nonnull out_status
@@ -404,6 +462,11 @@ uint64_t uniffi_hob_uniffi_fn_clone_rawcharge(uint64_t handle, RustCallStatus *_
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_FREE_RAWCHARGE
 #define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_FREE_RAWCHARGE
 void uniffi_hob_uniffi_fn_free_rawcharge(uint64_t handle, RustCallStatus *_Nonnull out_status
+);
+#endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWCHARGE_BYTES
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWCHARGE_BYTES
+uint64_t uniffi_hob_uniffi_fn_method_rawcharge_bytes(uint64_t ptr, RustCallStatus *_Nonnull out_status
 );
 #endif
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWCHARGE_END
@@ -451,6 +514,11 @@ int8_t uniffi_hob_uniffi_fn_method_rawlease_end(uint64_t ptr, RustCallStatus *_N
 int8_t uniffi_hob_uniffi_fn_method_rawlease_is_detached(uint64_t ptr, RustCallStatus *_Nonnull out_status
 );
 #endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWLEASE_KEY
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWLEASE_KEY
+RustBuffer uniffi_hob_uniffi_fn_method_rawlease_key(uint64_t ptr, RustCallStatus *_Nonnull out_status
+);
+#endif
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWLEASE_TOKEN
 #define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWLEASE_TOKEN
 uint64_t uniffi_hob_uniffi_fn_method_rawlease_token(uint64_t ptr, RustCallStatus *_Nonnull out_status
@@ -464,6 +532,11 @@ uint64_t uniffi_hob_uniffi_fn_clone_rawpause(uint64_t handle, RustCallStatus *_N
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_FREE_RAWPAUSE
 #define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_FREE_RAWPAUSE
 void uniffi_hob_uniffi_fn_free_rawpause(uint64_t handle, RustCallStatus *_Nonnull out_status
+);
+#endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWPAUSE_QUIESCED
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWPAUSE_QUIESCED
+RustBuffer uniffi_hob_uniffi_fn_method_rawpause_quiesced(uint64_t ptr, RustCallStatus *_Nonnull out_status
 );
 #endif
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWPAUSE_RESUME
@@ -483,7 +556,7 @@ void uniffi_hob_uniffi_fn_free_rawpool(uint64_t handle, RustCallStatus *_Nonnull
 #endif
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_CONSTRUCTOR_RAWPOOL_CREATE
 #define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_CONSTRUCTOR_RAWPOOL_CREATE
-uint64_t uniffi_hob_uniffi_fn_constructor_rawpool_create(RustBuffer options, RustCallStatus *_Nonnull out_status
+uint64_t uniffi_hob_uniffi_fn_constructor_rawpool_create(RustBuffer options, RustBuffer hooks, RustCallStatus *_Nonnull out_status
 );
 #endif
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWPOOL_ACCELERATE_IDLE
@@ -513,7 +586,7 @@ uint64_t uniffi_hob_uniffi_fn_method_rawpool_charge(uint64_t ptr, uint64_t bytes
 #endif
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWPOOL_CLOSE
 #define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWPOOL_CLOSE
-uint64_t uniffi_hob_uniffi_fn_method_rawpool_close(uint64_t ptr
+uint64_t uniffi_hob_uniffi_fn_method_rawpool_close(uint64_t ptr, RustBuffer cancel
 );
 #endif
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWPOOL_EVENTS
@@ -531,6 +604,16 @@ uint64_t uniffi_hob_uniffi_fn_method_rawpool_evict(uint64_t ptr, RustBuffer key,
 RustBuffer uniffi_hob_uniffi_fn_method_rawpool_forget(uint64_t ptr, RustBuffer key, RustCallStatus *_Nonnull out_status
 );
 #endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWPOOL_FORGET_AND_DRAIN
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWPOOL_FORGET_AND_DRAIN
+uint64_t uniffi_hob_uniffi_fn_method_rawpool_forget_and_drain(uint64_t ptr, RustBuffer key, RustBuffer cancel
+);
+#endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWPOOL_FORGET_TOKEN
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWPOOL_FORGET_TOKEN
+RustBuffer uniffi_hob_uniffi_fn_method_rawpool_forget_token(uint64_t ptr, uint64_t token, RustCallStatus *_Nonnull out_status
+);
+#endif
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWPOOL_HAS_ROOM
 #define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWPOOL_HAS_ROOM
 int8_t uniffi_hob_uniffi_fn_method_rawpool_has_room(uint64_t ptr, uint64_t bytes, RustCallStatus *_Nonnull out_status
@@ -539,6 +622,11 @@ int8_t uniffi_hob_uniffi_fn_method_rawpool_has_room(uint64_t ptr, uint64_t bytes
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWPOOL_IS_CLOSED
 #define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWPOOL_IS_CLOSED
 int8_t uniffi_hob_uniffi_fn_method_rawpool_is_closed(uint64_t ptr, RustCallStatus *_Nonnull out_status
+);
+#endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWPOOL_IS_PINNED
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWPOOL_IS_PINNED
+RustBuffer uniffi_hob_uniffi_fn_method_rawpool_is_pinned(uint64_t ptr, RustBuffer key, RustCallStatus *_Nonnull out_status
 );
 #endif
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWPOOL_MAKE_ROOM
@@ -719,7 +807,7 @@ uint64_t uniffi_hob_uniffi_fn_method_rawfakedevice_count(uint64_t ptr, RustBuffe
 #endif
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWFAKEDEVICE_FAIL_NEXT
 #define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWFAKEDEVICE_FAIL_NEXT
-void uniffi_hob_uniffi_fn_method_rawfakedevice_fail_next(uint64_t ptr, RustBuffer point, int8_t panic, RustCallStatus *_Nonnull out_status
+void uniffi_hob_uniffi_fn_method_rawfakedevice_fail_next(uint64_t ptr, RustBuffer point, RustBuffer fault, RustCallStatus *_Nonnull out_status
 );
 #endif
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWFAKEDEVICE_HELD_BYTES
@@ -745,6 +833,36 @@ void uniffi_hob_uniffi_fn_method_rawfakedevice_release(uint64_t ptr, RustBuffer 
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWFAKEDEVICE_WAIT_UNTIL_HELD
 #define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWFAKEDEVICE_WAIT_UNTIL_HELD
 uint64_t uniffi_hob_uniffi_fn_method_rawfakedevice_wait_until_held(uint64_t ptr, RustBuffer point
+);
+#endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_CLONE_RAWTOKENIZER
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_CLONE_RAWTOKENIZER
+uint64_t uniffi_hob_uniffi_fn_clone_rawtokenizer(uint64_t handle, RustCallStatus *_Nonnull out_status
+);
+#endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_FREE_RAWTOKENIZER
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_FREE_RAWTOKENIZER
+void uniffi_hob_uniffi_fn_free_rawtokenizer(uint64_t handle, RustCallStatus *_Nonnull out_status
+);
+#endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWTOKENIZER_DECODE
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWTOKENIZER_DECODE
+uint64_t uniffi_hob_uniffi_fn_method_rawtokenizer_decode(uint64_t ptr, RustBuffer ids, int8_t skip_special
+);
+#endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWTOKENIZER_ENCODE
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWTOKENIZER_ENCODE
+uint64_t uniffi_hob_uniffi_fn_method_rawtokenizer_encode(uint64_t ptr, RustBuffer text, int8_t add_special, int8_t parse_special
+);
+#endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWTOKENIZER_INFO
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWTOKENIZER_INFO
+RustBuffer uniffi_hob_uniffi_fn_method_rawtokenizer_info(uint64_t ptr, RustCallStatus *_Nonnull out_status
+);
+#endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWTOKENIZER_RENDER
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_METHOD_RAWTOKENIZER_RENDER
+uint64_t uniffi_hob_uniffi_fn_method_rawtokenizer_render(uint64_t ptr, RustBuffer messages_json, RustBuffer render_json
 );
 #endif
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_CLONE_RAWCANCELTOKEN
@@ -788,6 +906,11 @@ uint64_t uniffi_hob_uniffi_fn_method_rawcanceltoken_with_timeout(uint64_t ptr, d
 void uniffi_hob_uniffi_fn_init_callback_vtable_rawprogress(const UniffiVTableCallbackInterfaceRawProgress* _Nonnull vtable
 );
 #endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_INIT_CALLBACK_VTABLE_RAWHOOKS
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_INIT_CALLBACK_VTABLE_RAWHOOKS
+void uniffi_hob_uniffi_fn_init_callback_vtable_rawhooks(const UniffiVTableCallbackInterfaceRawHooks* _Nonnull vtable
+);
+#endif
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_INIT_CALLBACK_VTABLE_RAWRESIDENT
 #define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_INIT_CALLBACK_VTABLE_RAWRESIDENT
 void uniffi_hob_uniffi_fn_init_callback_vtable_rawresident(const UniffiVTableCallbackInterfaceRawResident* _Nonnull vtable
@@ -803,6 +926,11 @@ RustBuffer uniffi_hob_uniffi_fn_func_raw_live_handles(RustCallStatus *_Nonnull o
 #define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_FUNC_RAW_VERSION
 RustBuffer uniffi_hob_uniffi_fn_func_raw_version(RustCallStatus *_Nonnull out_status
     
+);
+#endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_FUNC_RAW_READ_IN_RUST
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_FN_FUNC_RAW_READ_IN_RUST
+uint64_t uniffi_hob_uniffi_fn_func_raw_read_in_rust(uint64_t engine, RustBuffer model, RustBuffer prompt
 );
 #endif
 #ifndef UNIFFI_FFIDEF_FFI_HOB_UNIFFI_RUSTBUFFER_ALLOC
@@ -1077,6 +1205,12 @@ uint16_t uniffi_hob_uniffi_checksum_func_raw_version(void
     
 );
 #endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_FUNC_RAW_READ_IN_RUST
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_FUNC_RAW_READ_IN_RUST
+uint16_t uniffi_hob_uniffi_checksum_func_raw_read_in_rust(void
+    
+);
+#endif
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWENGINE_AVAILABILITY
 #define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWENGINE_AVAILABILITY
 uint16_t uniffi_hob_uniffi_checksum_method_rawengine_availability(void
@@ -1086,6 +1220,12 @@ uint16_t uniffi_hob_uniffi_checksum_method_rawengine_availability(void
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWENGINE_CLOSE
 #define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWENGINE_CLOSE
 uint16_t uniffi_hob_uniffi_checksum_method_rawengine_close(void
+    
+);
+#endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWENGINE_CLOSE_AND_WAIT
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWENGINE_CLOSE_AND_WAIT
+uint16_t uniffi_hob_uniffi_checksum_method_rawengine_close_and_wait(void
     
 );
 #endif
@@ -1155,6 +1295,12 @@ uint16_t uniffi_hob_uniffi_checksum_method_rawengine_score(void
     
 );
 #endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWENGINE_TOKENIZER
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWENGINE_TOKENIZER
+uint16_t uniffi_hob_uniffi_checksum_method_rawengine_tokenizer(void
+    
+);
+#endif
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWVECTORS_ADDRESS
 #define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWVECTORS_ADDRESS
 uint16_t uniffi_hob_uniffi_checksum_method_rawvectors_address(void
@@ -1164,6 +1310,12 @@ uint16_t uniffi_hob_uniffi_checksum_method_rawvectors_address(void
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWVECTORS_COUNT
 #define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWVECTORS_COUNT
 uint16_t uniffi_hob_uniffi_checksum_method_rawvectors_count(void
+    
+);
+#endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWCHARGE_BYTES
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWCHARGE_BYTES
+uint16_t uniffi_hob_uniffi_checksum_method_rawcharge_bytes(void
     
 );
 #endif
@@ -1197,9 +1349,21 @@ uint16_t uniffi_hob_uniffi_checksum_method_rawlease_is_detached(void
     
 );
 #endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWLEASE_KEY
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWLEASE_KEY
+uint16_t uniffi_hob_uniffi_checksum_method_rawlease_key(void
+    
+);
+#endif
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWLEASE_TOKEN
 #define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWLEASE_TOKEN
 uint16_t uniffi_hob_uniffi_checksum_method_rawlease_token(void
+    
+);
+#endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWPAUSE_QUIESCED
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWPAUSE_QUIESCED
+uint16_t uniffi_hob_uniffi_checksum_method_rawpause_quiesced(void
     
 );
 #endif
@@ -1263,6 +1427,18 @@ uint16_t uniffi_hob_uniffi_checksum_method_rawpool_forget(void
     
 );
 #endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWPOOL_FORGET_AND_DRAIN
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWPOOL_FORGET_AND_DRAIN
+uint16_t uniffi_hob_uniffi_checksum_method_rawpool_forget_and_drain(void
+    
+);
+#endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWPOOL_FORGET_TOKEN
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWPOOL_FORGET_TOKEN
+uint16_t uniffi_hob_uniffi_checksum_method_rawpool_forget_token(void
+    
+);
+#endif
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWPOOL_HAS_ROOM
 #define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWPOOL_HAS_ROOM
 uint16_t uniffi_hob_uniffi_checksum_method_rawpool_has_room(void
@@ -1272,6 +1448,12 @@ uint16_t uniffi_hob_uniffi_checksum_method_rawpool_has_room(void
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWPOOL_IS_CLOSED
 #define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWPOOL_IS_CLOSED
 uint16_t uniffi_hob_uniffi_checksum_method_rawpool_is_closed(void
+    
+);
+#endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWPOOL_IS_PINNED
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWPOOL_IS_PINNED
+uint16_t uniffi_hob_uniffi_checksum_method_rawpool_is_pinned(void
     
 );
 #endif
@@ -1461,6 +1643,30 @@ uint16_t uniffi_hob_uniffi_checksum_method_rawfakedevice_wait_until_held(void
     
 );
 #endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWTOKENIZER_DECODE
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWTOKENIZER_DECODE
+uint16_t uniffi_hob_uniffi_checksum_method_rawtokenizer_decode(void
+    
+);
+#endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWTOKENIZER_ENCODE
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWTOKENIZER_ENCODE
+uint16_t uniffi_hob_uniffi_checksum_method_rawtokenizer_encode(void
+    
+);
+#endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWTOKENIZER_INFO
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWTOKENIZER_INFO
+uint16_t uniffi_hob_uniffi_checksum_method_rawtokenizer_info(void
+    
+);
+#endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWTOKENIZER_RENDER
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWTOKENIZER_RENDER
+uint16_t uniffi_hob_uniffi_checksum_method_rawtokenizer_render(void
+    
+);
+#endif
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWCANCELTOKEN_CANCEL
 #define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWCANCELTOKEN_CANCEL
 uint16_t uniffi_hob_uniffi_checksum_method_rawcanceltoken_cancel(void
@@ -1527,6 +1733,24 @@ uint16_t uniffi_hob_uniffi_checksum_method_rawprogress_report(void
     
 );
 #endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWHOOKS_DRAIN
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWHOOKS_DRAIN
+uint16_t uniffi_hob_uniffi_checksum_method_rawhooks_drain(void
+    
+);
+#endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWHOOKS_BUDGET_CHANGED
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWHOOKS_BUDGET_CHANGED
+uint16_t uniffi_hob_uniffi_checksum_method_rawhooks_budget_changed(void
+    
+);
+#endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWHOOKS_MEMORY
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWHOOKS_MEMORY
+uint16_t uniffi_hob_uniffi_checksum_method_rawhooks_memory(void
+    
+);
+#endif
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWRESIDENT_ESTIMATE
 #define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWRESIDENT_ESTIMATE
 uint16_t uniffi_hob_uniffi_checksum_method_rawresident_estimate(void
@@ -1542,6 +1766,18 @@ uint16_t uniffi_hob_uniffi_checksum_method_rawresident_load(void
 #ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWRESIDENT_RELEASE
 #define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWRESIDENT_RELEASE
 uint16_t uniffi_hob_uniffi_checksum_method_rawresident_release(void
+    
+);
+#endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWRESIDENT_QUIESCE
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWRESIDENT_QUIESCE
+uint16_t uniffi_hob_uniffi_checksum_method_rawresident_quiesce(void
+    
+);
+#endif
+#ifndef UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWRESIDENT_RESUME
+#define UNIFFI_FFIDEF_UNIFFI_HOB_UNIFFI_CHECKSUM_METHOD_RAWRESIDENT_RESUME
+uint16_t uniffi_hob_uniffi_checksum_method_rawresident_resume(void
     
 );
 #endif

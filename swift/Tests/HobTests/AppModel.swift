@@ -1,0 +1,1 @@
+../../Examples/HobApp/Sources/AppModel.swift
