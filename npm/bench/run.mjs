@@ -11,12 +11,14 @@
 // - import: a fresh process's `import 'hob'`, and then the addon's first use.
 
 //
-// Found on a two-core virtual machine (AMD EPYC, 2.4 GHz; 2026-12-01, before the core carried requests on the engine's thread), release:
-//   embed                199 JS, 165 Rust: 34 over (goal 30); 113 busy, some of it the start of a thread for tokenising
-//   token, each alone    94 to 105 JS, 32 to 34 Rust: 62 to 71 over (goal 10). Of it 10 are libuv's wake, 15 `take`, 22 `look` and the
-//                        promises: code that runs cold after a millisecond of sleep; in a burst the same code takes 3 microseconds
-//   token, in a burst    2.8 to 3.8 JS, 3.0 to 4.0 Rust: none over
-//   import               20 to 27 ms, with the addon 27 to 37
+// Found on a two-core virtual machine (AMD EPYC, 2.4 GHz; 2026-12-01, two runs beside other work), release:
+//   embed                271 and 291 JS, 197 and 215 Rust: 74 and 76 over (goal 30). A profile says 36 of them are this thread's:
+//                        22 to read the arguments and start, 9 to make the result. Before the core carried requests on the
+//                        engine's thread, with less beside it: 24, 35, 34 over in three runs
+//   token, each alone    83 JS, 30 Rust: 53 over (goal 10): the wake of a sleeping event loop, and code that runs cold; in a burst
+//                        the same code takes 3 microseconds
+//   token, in a burst    3.4 JS, 3.5 to 4.1 Rust: none over
+//   import               25 ms, with the addon 32
 import { execFileSync, spawn } from 'node:child_process'
 import { readFileSync } from 'node:fs'
 import { performance } from 'node:perf_hooks'

@@ -104,7 +104,7 @@ fn addon(release: bool) -> Result<PathBuf> {
         let mut cargo = proc::cargo();
         cargo.env("NAPI_TYPE_DEF_TMP_FOLDER", &spoken);
         if release {
-            // Debug information is two thirds of the file. Only this crate is told: a profile of its own would build all anew.
+            // Debug information is three quarters of the file (59 MB with it, 13 without). Only this crate is told: a profile of its own would build all anew.
             cargo.args(["rustc", "--package", "hob-napi", "--lib", "--release", "--", "-C", "strip=debuginfo"]);
         } else {
             cargo.args(["build", "--package", "hob-napi"]);
@@ -158,7 +158,7 @@ fn compile(folder: &Path, project: &str, to: &str) -> Result<()> {
     capture(&mut tsc, |_| ()).map(|_| ())
 }
 
-/// Every exported thing has its words, every link goes somewhere: typedoc without a warning. It needs the TypeScript before 7, which
+/// What is exported is reachable and every link goes somewhere: typedoc without a warning. It needs the TypeScript before 7, which
 /// is written in JavaScript; so there are two.
 fn documented(folder: &Path) -> Result<()> {
     let mut typedoc = Command::new("node");
