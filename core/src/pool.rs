@@ -581,24 +581,18 @@ impl Pool {
     /// Whether so many bytes more could be had now, idle models given up for them. Changes nothing.
     #[must_use]
     pub fn has_room(&self, bytes: u64) -> bool {
-        self.inner()
-            .with(|state, _| matches!(state.preview(bytes, NoRoom::Refuse, None), Decision::Admit { over_budget: false, .. }))
+        self.inner().with(|state, _| state.has_room(bytes, false))
     }
 
     /// As [`has_room`](Self::has_room), for a resident that grows: the allocator serves it from its freed buffers too.
     pub(crate) fn could_grow(&self, bytes: u64) -> bool {
-        self.inner().with(|state, _| state.could_grow(bytes))
+        self.inner().with(|state, _| state.has_room(bytes, true))
     }
 
     /// A snapshot. Never loads, never waits for a device.
     #[must_use]
     pub fn status(&self) -> Status {
-        self.inner().with(|state, _| {
-            snapshot(
-                state,
-                self.inner().probe.as_ref().and_then(|probe| spawn::guarded_call("the memory probe", || probe.read()).ok()),
-            )
-        })
+        self.inner().with(|state, _| snapshot(state, state.reading()))
     }
 
     /// Subscribes to what happens from now on, holding at most `capacity` (at least 1) unread events.

@@ -122,7 +122,7 @@ enum Verb {
         /// Only those that cargo-mutants makes
         #[arg(long)]
         generated: bool,
-        /// Only scripted changes with this in their name
+        /// Only scripted changes with this in their name or their file's path
         #[arg(long, requires = "scripted")]
         only: Option<String>,
         /// A part of cargo-mutants' work, as in 0/4

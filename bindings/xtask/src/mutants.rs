@@ -245,7 +245,7 @@ fn scripted(folder: &Path, options: &Options) -> Result<Vec<String>> {
             .output(stale)
             .mend(format!("bring {SCRIPTED} up to date")));
     }
-    mutants.retain(|mutant| options.only.as_deref().is_none_or(|only| mutant.name.contains(only)));
+    mutants.retain(|mutant| options.only.as_deref().is_none_or(|only| mutant.name.contains(only) || mutant.file.contains(only)));
     let mut missed = Vec::new();
     for make in [pool, workspace] {
         if mutants.is_empty() {

@@ -28,9 +28,10 @@ impl State {
         decide(&account, cost, no_room, &[], self.table.lru().filter(|(at, _)| Some(*at) != without))
     }
 
-    /// Whether a resident may take so many bytes more now.
-    pub(crate) fn could_grow(&self, bytes: u64) -> bool {
-        let decision = decide(&self.account_of(true), bytes, NoRoom::Refuse, &[], self.table.lru());
+    /// Whether so many bytes more could be had now; `cache_serves`: the allocator's freed buffers count as room.
+    pub(crate) fn has_room(&self, bytes: u64, cache_serves: bool) -> bool {
+        let account = self.account_of(cache_serves || self.keeps_cache);
+        let decision = decide(&account, bytes, NoRoom::Refuse, &[], self.table.lru());
         matches!(decision, Decision::Admit { over_budget: false, .. })
     }
 

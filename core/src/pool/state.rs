@@ -20,7 +20,7 @@ use super::spawn::{Spawn, drop_guarded, guarded_call};
 use super::status::{Counters, ErrorKindName, Hub, PoolEvent, UnloadReason, millis};
 use super::table::{Draining, EntryShared, NewEntry, Phase, Table};
 use super::types::{
-    Admitted, BudgetHook, DrainHook, Key, Loaded, MemoryProbe, NoRoom, Origin, PoolOptions, Release, Token, closed,
+    Admitted, BudgetHook, DrainHook, Key, Loaded, MemoryProbe, MemoryReading, NoRoom, Origin, PoolOptions, Release, Token, closed,
 };
 use crate::cancel::CancelToken;
 use crate::clock::{BoxFuture, Clock};
@@ -173,7 +173,7 @@ pub(crate) struct State {
     pub(crate) peak: u128,
     probe: Option<Arc<dyn MemoryProbe>>,
     /// Releases do not drain: what the allocator keeps then is there for the next load, and no floor of the account.
-    keeps_cache: bool,
+    pub(crate) keeps_cache: bool,
 }
 
 impl Inner {
@@ -332,6 +332,11 @@ impl State {
         self.peak = self.peak.max(self.table.account.charged());
     }
 
+    /// Real memory, where there is a probe. Its panic must not leave a transition half done.
+    pub(crate) fn reading(&self) -> Option<MemoryReading> {
+        self.probe.as_ref().and_then(|probe| guarded_call("the memory probe", || probe.read()).ok())
+    }
+
     /// The account as a decision needs it.
     pub(crate) fn account(&self) -> Account {
         self.account_of(self.keeps_cache)
@@ -339,8 +344,7 @@ impl State {
 
     /// The same; `cache_serves`: the allocator's freed buffers are there for what is decided about.
     pub(crate) fn account_of(&self, cache_serves: bool) -> Account {
-        // A panic here must not leave a transition half done.
-        let reading = self.probe.as_ref().and_then(|probe| guarded_call("the memory probe", || probe.read()).ok());
+        let reading = self.reading();
         Account {
             movable: self.table.busy + self.running + self.table.draining.len(),
             measured: reading.map_or(0, |reading| if cache_serves { reading.active } else { reading.held() }.into()),
