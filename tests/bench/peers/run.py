@@ -16,6 +16,8 @@ SIZES = (512, 64)  # prompt tokens, new tokens
 # MLX's 16-bit products on a CPU take seconds a token in mlx-lm: a full run would last an hour.
 SLOW_SIZES = (32, 4)
 TEXTS = 64
+# No peer looks for anything outside this machine.
+QUIET = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 CASES = ["float32", "bfloat16", "gguf", "embed", "npm-chat", "npm-embed"]
 
 
@@ -25,9 +27,8 @@ class Worker:
     def __init__(self, command: list[str]):
         self.name = Path(command[1]).stem
         self.log = tempfile.TemporaryFile(mode="w+")
-        env = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=env
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=QUIET
         )
         self.about = self.read()["ready"]
 
@@ -235,7 +236,7 @@ def onnx(args: argparse.Namespace) -> Path:
     folder = args.work / "minilm-onnx"
     if not (folder / "onnx" / "model.onnx").exists():
         print(f"  making {folder.name}", file=sys.stderr, flush=True)
-        subprocess.run([sys.executable, str(HERE / "make_minilm_onnx.py"), str(args.embedder), str(folder)], check=True)
+        subprocess.run([sys.executable, str(HERE / "make_minilm_onnx.py"), str(args.embedder), str(folder)], check=True, env=QUIET)
     return folder
 
 
