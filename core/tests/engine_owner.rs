@@ -4,14 +4,15 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::pin::{Pin, pin};
-use std::task::{Context, Waker};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Wake, Waker};
 use std::thread::{JoinHandle, spawn, yield_now};
 use std::time::{Duration, Instant};
 
 use hob::chat_template::Message;
 use hob::engine::{
-    AllocatorLimits, DecideRequest, EmbedRequest, Engine, EngineOptions, GenerateRequest, Generation, Prompt, RequestOptions,
-    RerankRequest, ScoreRequest, Stream,
+    AllocatorLimits, DecideRequest, EmbedRequest, Engine, EngineOptions, Event, GenerateRequest, Generation, Prompt,
+    RequestOptions, RerankRequest, ScoreRequest, Stream,
 };
 use hob::fake::{FakeDevice, FakeModel, Fault, Point};
 use hob::model::ModelKind;
@@ -340,6 +341,42 @@ fn p28_every_verb_ends_its_use_when_cancelled_or_refused_after_the_model_was_fou
     let named = EmbedRequest { prompt_name: Some("nowhere".into()), ..EmbedRequest::new("e", ["x"]) };
     block_on(engine.embed(named)).unwrap_err();
     assert_eq!(uses(&engine), 0);
+}
+
+/// Tells how many uses there were when it was woken.
+struct AtWake {
+    engine: Engine,
+    uses: Mutex<Option<u64>>,
+}
+
+impl Wake for AtWake {
+    fn wake(self: Arc<Self>) {
+        *self.uses.lock().unwrap() = Some(uses(&self.engine));
+    }
+}
+
+#[test]
+fn p28_a_use_has_ended_when_the_terminal_event_is_heard() {
+    // Invariant 7, for an answer without tokens and for a failure: both are a stream's only event, so it is what wakes the reader.
+    let device = device();
+    let engine = engine(&device);
+    for (what, fails) in [("finished", false), ("failed", true)] {
+        let waker = Arc::new(AtWake { engine: engine.clone(), uses: Mutex::default() });
+        let (place, request) = if fails {
+            device.fail_next(Point::Prefill, Fault::Error(ErrorKind::Backend));
+            (Point::Prefill, ask("a"))
+        } else {
+            (Point::Load, GenerateRequest { max_tokens: Some(0), ..ask("a") })
+        };
+        device.hold(place);
+        let mut stream = engine.generate(request).unwrap();
+        assert!(pin!(stream.next()).poll(&mut Context::from_waker(&waker.clone().into())).is_pending(), "{what}");
+        device.wait_until_held(place);
+        device.release(place);
+        until(|| waker.uses.lock().unwrap().is_some());
+        assert_eq!(*waker.uses.lock().unwrap(), Some(0), "{what}");
+        assert_eq!(matches!(block_on(stream.next()), Some(Ok(Event::Finished(_)))), !fails, "{what}");
+    }
 }
 
 type Answer<'a> = Pin<Box<dyn Future<Output = Result<()>> + 'a>>;
