@@ -14,15 +14,19 @@ def main() -> None:
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(source / name, target / name)
     model = AutoModel.from_pretrained(str(source), attn_implementation="eager").eval()
-    names = ("input_ids", "attention_mask", "token_type_ids")
-    tokens = torch.ones((2, 8), dtype=torch.int64)
+    # One tensor each: inputs that are one and the same tensor become one in the graph.
+    inputs = {
+        "input_ids": torch.arange(1000, 1016).reshape(2, 8),
+        "attention_mask": torch.ones((2, 8), dtype=torch.int64),
+        "token_type_ids": torch.zeros((2, 8), dtype=torch.int64),
+    }
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=512)
     program = torch.onnx.export(
         model,
-        kwargs={name: tokens for name in names},
-        input_names=list(names),
+        kwargs=inputs,
+        input_names=list(inputs),
         output_names=["last_hidden_state"],
-        dynamic_shapes={name: {0: batch, 1: length} for name in names},
+        dynamic_shapes={name: {0: batch, 1: length} for name in inputs},
         dynamo=True,
         external_data=False,
     )
