@@ -168,11 +168,13 @@ impl Conditions for RowConditions<'_> {
     fn may_hold(&mut self, id: Id, tokens: usize) -> bool {
         let Some(row) = self.row(id) else { return true };
         let slot = row.slot();
-        // Until the account is told, what goes still counts as held.
-        let held = self.backend.cache_bytes(slot).total();
-        let beside = |kept: u64| CacheBytes { rows: held.saturating_sub(kept), kept };
-        // What might serve a later prompt gives way to what runs now, if that helps.
-        if !row.may_hold(tokens, beside(0)) {
+        let held = self.backend.cache_bytes(slot);
+        if row.may_hold(tokens, held) {
+            return true;
+        }
+        // What might serve a later prompt gives way to what runs now, if that helps. Until the account is told, it still counts as held.
+        let beside = |kept: u64| CacheBytes { rows: held.total().saturating_sub(kept), kept };
+        if held.kept == 0 || !row.may_hold(tokens, beside(0)) {
             return false;
         }
         while !row.may_hold(tokens, beside(self.backend.cache_bytes(slot).kept)) && self.backend.forget_prompt(slot) {}

@@ -30,8 +30,7 @@ impl State {
 
     /// Whether so many bytes more could be had now; `cache_serves`: the allocator's freed buffers count as room.
     pub(crate) fn has_room(&self, bytes: u64, cache_serves: bool) -> bool {
-        let account = self.account_of(cache_serves || self.keeps_cache);
-        let decision = decide(&account, bytes, NoRoom::Refuse, &[], self.table.lru());
+        let decision = decide(&self.account_of(cache_serves), bytes, NoRoom::Refuse, &[], self.table.lru());
         matches!(decision, Decision::Admit { over_budget: false, .. })
     }
 

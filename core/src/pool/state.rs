@@ -173,7 +173,7 @@ pub(crate) struct State {
     pub(crate) peak: u128,
     probe: Option<Arc<dyn MemoryProbe>>,
     /// Releases do not drain: what the allocator keeps then is there for the next load, and no floor of the account.
-    pub(crate) keeps_cache: bool,
+    keeps_cache: bool,
 }
 
 impl Inner {
@@ -339,7 +339,7 @@ impl State {
 
     /// The account as a decision needs it.
     pub(crate) fn account(&self) -> Account {
-        self.account_of(self.keeps_cache)
+        self.account_of(false)
     }
 
     /// The same; `cache_serves`: the allocator's freed buffers are there for what is decided about.
@@ -347,7 +347,8 @@ impl State {
         let reading = self.reading();
         Account {
             movable: self.table.busy + self.running + self.table.draining.len(),
-            measured: reading.map_or(0, |reading| if cache_serves { reading.active } else { reading.held() }.into()),
+            measured: reading
+                .map_or(0, |reading| if cache_serves || self.keeps_cache { reading.active } else { reading.held() }.into()),
             available: reading.and_then(|reading| reading.available),
             ..self.table.account
         }
