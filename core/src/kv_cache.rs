@@ -8,7 +8,7 @@ use mlx_rs::ops::indexing::TryIndexOp;
 use mlx_rs::{Array, Dtype, ops};
 
 use crate::error::{Error, Result};
-use crate::nn::{Offset, Sight, write_at, write_each};
+use crate::nn::{Heads, Offset, attend_in_place, write_at, write_each};
 
 /// Room is added in steps of this many tokens, so that a decode step writes in place and does not copy what came before.
 pub(crate) const STEP: i32 = 256;
@@ -19,7 +19,7 @@ pub(crate) fn rounded(tokens: i32) -> i32 {
 }
 
 /// One layer's keys and values, each `[slots, kv heads, room, D]`.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct LayerCache {
     held: Option<(Array, Array)>,
 }
@@ -31,6 +31,8 @@ pub(crate) struct Pass {
     tokens: i32,
     /// Tokens of the longest row, the new ones included.
     end: i32,
+    /// Tokens of each row before the new ones, `[B]` in int32.
+    lens: Array,
     place: Place,
 }
 
@@ -38,8 +40,8 @@ pub(crate) struct Pass {
 enum Place {
     /// All rows are as long.
     Same(i32),
-    /// Rows differ: their lengths and indices, `[B]` in int32, and what each may look at, `[B, 1, 1, end]`.
-    Each { lens: Array, rows: Array, mask: Array },
+    /// Rows differ: their indices, `[B]` in int32, and what each may look at, `[B, 1, 1, end]`.
+    Each { rows: Array, mask: Array },
 }
 
 impl Pass {
@@ -47,15 +49,15 @@ impl Pass {
     pub(crate) fn offset(&self, skipped: i32) -> Offset<'_> {
         match &self.place {
             Place::Same(len) => Offset::Same(len + skipped),
-            Place::Each { lens, .. } => Offset::Each(lens),
+            Place::Each { .. } => Offset::Each(&self.lens),
         }
     }
 
-    /// What the new tokens may look at, where rows differ in length.
-    pub(crate) fn sight(&self) -> Option<Sight<'_>> {
+    /// True where the new tokens may look, `[B, 1, 1, end]`, where rows differ in length.
+    pub(crate) fn mask(&self) -> Option<&Array> {
         match &self.place {
             Place::Same(_) => None,
-            Place::Each { lens, mask, .. } => Some(Sight { mask, lens }),
+            Place::Each { mask, .. } => Some(mask),
         }
     }
 }
@@ -63,23 +65,52 @@ impl Pass {
 impl LayerCache {
     /// Appends `[B, kv heads, L, D]` keys and values and returns `[B, kv heads, end, D]`, all so far.
     pub(crate) fn append(&mut self, keys: &Array, values: &Array, pass: &Pass) -> Result<(Array, Array)> {
-        let (all_keys, all_values) = match self.held.take() {
-            Some((all_keys, all_values)) if pass.end <= all_keys.dim(2) => (all_keys, all_values),
-            Some((all_keys, all_values)) => {
-                let room = rounded(pass.end);
-                (resized(&all_keys, pass.rows, room)?, resized(&all_values, pass.rows, room)?)
-            }
-            None => (empty(keys, rounded(pass.end))?, empty(values, rounded(pass.end))?),
-        };
+        let (all_keys, all_values) = self.take_with_room([keys.dim(1), keys.dim(3)], keys.dtype(), pass)?;
         let written = |all: &Array, new: &Array| match &pass.place {
             Place::Same(len) => write_at(all, new, [0, 0, *len, 0]),
-            Place::Each { lens, rows, .. } => write_each(all, new, rows, lens),
+            Place::Each { rows, .. } => write_each(all, new, rows, &pass.lens),
         };
         let (all_keys_now, all_values_now) = (written(&all_keys, keys)?, written(&all_values, values)?);
         drop((all_keys, all_values));
         let result = (part(&all_keys_now, 0..pass.rows, pass.end)?, part(&all_values_now, 0..pass.rows, pass.end)?);
         self.held = Some((all_keys_now, all_values_now));
         Ok(result)
+    }
+
+    /// A step of one token: appends what is projected, `[B, 1, heads * D]`, and attends to all so far, in one go; `None` where the
+    /// device cannot, and then nothing has happened.
+    pub(crate) fn step(
+        &mut self,
+        projected: &[Array; 3],
+        [kv_heads, head_dim]: [i32; 2],
+        heads: &Heads<'_>,
+        pass: &Pass,
+    ) -> Result<Option<Array>> {
+        if pass.tokens != 1 {
+            return Ok(None);
+        }
+        let (keys, values) = self.take_with_room([kv_heads, head_dim], projected[1].dtype(), pass)?;
+        let Some((y, [keys, values])) = attend_in_place(projected, [&keys, &values], &pass.lens, pass.end, heads)? else {
+            self.held = Some((keys, values));
+            return Ok(None);
+        };
+        self.held = Some((keys, values));
+        Ok(Some(y))
+    }
+
+    /// Keys and values so far, in arrays with room for the pass's new tokens.
+    fn take_with_room(&mut self, [heads, head_dim]: [i32; 2], dtype: Dtype, pass: &Pass) -> Result<(Array, Array)> {
+        match self.held.take() {
+            Some((keys, values)) if pass.end <= keys.dim(2) => Ok((keys, values)),
+            Some((keys, values)) => {
+                let room = rounded(pass.end);
+                Ok((resized(&keys, pass.rows, room)?, resized(&values, pass.rows, room)?))
+            }
+            None => {
+                let empty = || ops::zeros_dtype(&[pass.rows, heads, rounded(pass.end), head_dim], dtype);
+                Ok((empty()?, empty()?))
+            }
+        }
     }
 
     fn map(&self, mut change: impl FnMut(&Array) -> Result<Array>) -> Result<Self> {
@@ -96,10 +127,6 @@ fn part(all: &Array, rows: std::ops::Range<i32>, len: i32) -> Result<Array> {
     Ok(all.try_index((rows, .., ..len, ..))?)
 }
 
-fn empty(like: &Array, room: i32) -> Result<Array> {
-    Ok(ops::zeros_dtype(&[like.dim(0), like.dim(1), room, like.dim(3)], like.dtype())?)
-}
-
 /// `old` in an array of so many slots and so much room: what does not fit is left out, the rest is zero.
 fn resized(old: &Array, slots: i32, room: i32) -> Result<Array> {
     let kept = part(old, 0..old.dim(0).min(slots), old.dim(2).min(room))?;
@@ -111,16 +138,18 @@ fn resized(old: &Array, slots: i32, room: i32) -> Result<Array> {
 }
 
 /// The cache of one row or of a batch: one [`LayerCache`] per layer, and each row's length in tokens.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct KvCache {
     layers: Vec<LayerCache>,
     lens: Vec<i32>,
+    /// Another cache may hold the same arrays.
+    shared: bool,
 }
 
 impl KvCache {
     /// An empty cache of `rows` rows.
     pub(crate) fn new(layers: usize, rows: usize) -> Self {
-        Self { layers: vec![LayerCache::default(); layers], lens: vec![0; rows] }
+        Self { layers: (0..layers).map(|_| LayerCache::default()).collect(), lens: vec![0; rows], shared: false }
     }
 
     /// Tokens of each row.
@@ -129,20 +158,24 @@ impl KvCache {
     }
 
     /// Plans a pass of `tokens` new tokens for every row.
-    pub(crate) fn pass(&self, tokens: i32) -> Result<Pass> {
+    pub(crate) fn pass(&mut self, tokens: i32) -> Result<Pass> {
+        // A step may write in place (`LayerCache::step`); several tokens at once are written into a copy where that is needed.
+        if self.shared && tokens == 1 {
+            self.own()?;
+        }
         let longest = self.lens.iter().copied().max().unwrap_or(0);
         let rows = i32::try_from(self.lens.len()).unwrap_or(0);
         let end = longest + tokens;
+        let lens = Array::from_slice(&self.lens, &[rows]);
         if self.lens.iter().all(|&len| len == longest) {
-            return Ok(Pass { rows, tokens, end, place: Place::Same(longest) });
+            return Ok(Pass { rows, tokens, end, lens, place: Place::Same(longest) });
         }
         if tokens != 1 {
             return Err(Error::internal("several tokens at once for rows of different lengths"));
         }
-        let lens = Array::from_slice(&self.lens, &[rows]);
         let keys = Array::from_iter(0..end, &[1, 1, 1, end]);
         let mask = ops::le(keys, ops::reshape(&lens, &[rows, 1, 1, 1])?)?;
-        Ok(Pass { rows, tokens, end, place: Place::Each { lens, rows: Array::from_iter(0..rows, &[rows]), mask } })
+        Ok(Pass { rows, tokens, end, lens, place: Place::Each { rows: Array::from_iter(0..rows, &[rows]), mask } })
     }
 
     pub(crate) fn layer(&mut self, index: usize) -> &mut LayerCache {
@@ -167,12 +200,25 @@ impl KvCache {
     /// The first `len` tokens of row `index`, as a cache of its own that shares no memory with this one.
     pub(crate) fn copy(&self, index: usize, len: i32) -> Result<Self> {
         let row = i32::try_from(index).unwrap_or(i32::MAX);
-        let layers = self
-            .layers
-            .iter()
-            .map(|layer| layer.map(|all| Ok(ops::add(part(all, row..row + 1, len)?, zero(all.dtype())?)?)))
-            .collect::<Result<_>>()?;
-        Ok(Self { layers, lens: vec![len] })
+        let layers =
+            self.layers.iter().map(|layer| layer.map(|all| copied(&part(all, row..row + 1, len)?))).collect::<Result<_>>()?;
+        Ok(Self { layers, lens: vec![len], shared: false })
+    }
+
+    /// A cache of the same contents, which shares its arrays with this one until one of the two goes on.
+    pub(crate) fn fork(&mut self) -> Result<Self> {
+        self.shared = true;
+        let layers = self.layers.iter().map(|layer| layer.map(|all| Ok(all.clone()))).collect::<Result<_>>()?;
+        Ok(Self { layers, lens: self.lens.clone(), shared: true })
+    }
+
+    /// Makes the arrays this cache's own.
+    fn own(&mut self) -> Result<()> {
+        for layer in &mut self.layers {
+            *layer = layer.map(copied)?;
+        }
+        self.shared = false;
+        Ok(())
     }
 
     /// Adds the only row of `other` as the last one.
@@ -204,7 +250,7 @@ impl KvCache {
         self.lens.swap_remove(index);
         let rows = i32::try_from(self.lens.len()).unwrap_or(0);
         if rows == 0 {
-            self.layers.fill(LayerCache::default());
+            self.layers.iter_mut().for_each(|layer| *layer = LayerCache::default());
             return Ok(());
         }
         let at = i32::try_from(index).unwrap_or(i32::MAX);
@@ -227,6 +273,6 @@ impl KvCache {
 }
 
 /// Adding zero makes a copy where `contiguous` might hand out a view of the same memory.
-fn zero(dtype: Dtype) -> Result<Array> {
-    crate::nn::scalar(0.0, dtype)
+fn copied(all: &Array) -> Result<Array> {
+    Ok(ops::add(all, crate::nn::scalar(0.0, all.dtype())?)?)
 }

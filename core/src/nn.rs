@@ -86,8 +86,11 @@ impl Linear {
     /// `[.., in]` -> `[.., out]`.
     pub(crate) fn forward(&self, x: &Array) -> Result<Array> {
         let y = match (&self.weight, &self.transposed, &self.bias) {
-            (_, Some(w), Some(bias)) => return Ok(ops::addmm(bias, x, w, None, None)?),
-            (_, Some(w), None) => ops::matmul(x, w)?,
+            (Matrix::Dense(_), Some(w), Some(bias)) => return Ok(ops::addmm(bias, x, w, None, None)?),
+            (Matrix::Dense(weight), Some(w), None) => match cuda::product(x, weight, None)? {
+                Some(y) => y,
+                None => ops::matmul(x, w)?,
+            },
             (Matrix::Affine { packed, scales, biases, group_size, bits }, ..) => {
                 ops::quantized_matmul(x, packed, scales, biases, true, *group_size, *bits)?
             }
@@ -98,6 +101,43 @@ impl Linear {
             None => Ok(y),
         }
     }
+
+    /// `onto + x W^T + b`.
+    pub(crate) fn forward_onto(&self, x: &Array, onto: &Array) -> Result<Array> {
+        if let (Some(weight), None) = (self.dense(), &self.bias)
+            && let Some(y) = cuda::product(x, weight, Some(onto))?
+        {
+            return Ok(y);
+        }
+        Ok(ops::add(onto, self.forward(x)?)?)
+    }
+
+    /// The weight, where it is dense.
+    fn dense(&self) -> Option<&Array> {
+        match &self.weight {
+            Matrix::Dense(weight) => Some(weight),
+            Matrix::Affine { .. } => None,
+        }
+    }
+}
+
+/// A layer's queries, keys and values `[B, L, H * D]` before they are split into heads: `x` is normalised, then projected.
+pub(crate) fn projections(norm: &RmsNorm, x: &Array, linears: [&Linear; 3]) -> Result<[Array; 3]> {
+    if let Some(projected) = cuda::projections(norm, x, linears)? {
+        return Ok(projected);
+    }
+    let normed = norm.forward(x)?;
+    let [q, k, v] = linears.map(|linear| linear.forward(&normed));
+    Ok([q?, k?, v?])
+}
+
+/// The inner states of a gated MLP (Shazeer 2020), `[.., inner]`: `x` is normalised to `n`, then `silu(gate(n)) * up(n)`.
+pub(crate) fn gated(norm: &RmsNorm, x: &Array, gate: &Linear, up: &Linear) -> Result<Array> {
+    if let Some(y) = cuda::gated(norm, x, gate, up)? {
+        return Ok(y);
+    }
+    let normed = norm.forward(x)?;
+    Ok(ops::multiply(silu(&gate.forward(&normed)?)?, up.forward(&normed)?)?)
 }
 
 /// A table of vectors, which can also serve as the output projection (tied embeddings).
@@ -173,9 +213,23 @@ pub(crate) struct Rope {
     pub(crate) magnitude: f32,
     /// Neighbouring dimensions rotate together, instead of a head's two halves.
     pub(crate) interleaved: bool,
+    /// Angles by which each pair of dimensions rotates from one position to the next, `[dims / 2]` in float32.
+    pub(crate) rates: Array,
 }
 
 impl Rope {
+    /// `freqs` are wavelengths, as in the field.
+    #[allow(clippy::cast_possible_truncation, reason = "computed in f64, used in f32")]
+    pub(crate) fn new(dims: i32, base: f32, scale: f32, freqs: Option<&[f32]>, magnitude: f32, interleaved: bool) -> Result<Self> {
+        let rate = |pair: i32| match freqs.map(|freqs| freqs.get(usize::try_from(pair).unwrap_or(usize::MAX))) {
+            Some(wavelength) => wavelength.map_or(0.0, |wavelength| f64::from(*wavelength).recip()),
+            None => f64::from(base).powf(-2.0 * f64::from(pair) / f64::from(dims)),
+        };
+        let rates = Array::from_iter((0..dims / 2).map(|pair| (rate(pair) * f64::from(scale)) as f32), &[dims / 2]);
+        let freqs = freqs.map(|freqs| Array::from_slice(freqs, &[dims / 2]));
+        Ok(Self { dims, base, scale, freqs, magnitude, interleaved, rates })
+    }
+
     /// `[B, H, L, D]` at the positions from `offset`.
     pub(crate) fn forward(&self, x: &Array, offset: Offset<'_>) -> Result<Array> {
         let base = if self.freqs.is_some() { None } else { Some(self.base) };
@@ -192,7 +246,7 @@ impl Rope {
     /// mlx-rs's `rope_dynamic` does not offer wavelengths of one's own, hence MLX's C interface.
     fn forward_each(&self, x: &Array, base: Option<f32>, offsets: &Array) -> Result<Array> {
         let base = mlx_sys::mlx_optional_float { value: base.unwrap_or(0.0), has_value: base.is_some() };
-        call("rotary embedding", |out, stream| {
+        let [y] = call("rotary embedding", |[out], stream| {
             // SAFETY: the handles live through the call; an empty handle stands for no wavelengths, and it is never freed by MLX.
             unsafe {
                 let none = mlx_sys::mlx_array_ { ctx: std::ptr::null_mut() };
@@ -209,34 +263,79 @@ impl Rope {
                     stream,
                 )
             }
-        })
+        })?;
+        Ok(y)
     }
 }
 
-/// What one query per row may look at, where rows differ in length; said twice, as kernels want one or the other.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Sight<'a> {
-    /// True where a key may be seen, `[B, 1, 1, T]`.
-    pub(crate) mask: &'a Array,
-    /// The tokens before the query, `[B]` in int32.
-    pub(crate) lens: &'a Array,
-}
-
 /// Attention (Vaswani et al. 2017) of queries `[B, H, L, D]` at the end of keys and values `[B, KV, T, D]` -> `[B, H, L, D]`, in
-/// causal order; `sight` where rows differ in length.
-pub(crate) fn attend(q: &Array, k: &Array, v: &Array, scale: f32, sight: Option<Sight<'_>>) -> Result<Array> {
-    let mask = match sight {
-        Some(sight) => {
-            if let Some(y) = cuda::attend_last(q, k, v, sight.lens, scale)? {
-                return Ok(y);
-            }
-            Some(ScaledDotProductAttentionMask::Array(sight.mask))
-        }
+/// causal order; where rows differ in length, `mask` `[B, 1, 1, T]` is true where a key may be seen.
+pub(crate) fn attend(q: &Array, k: &Array, v: &Array, scale: f32, mask: Option<&Array>) -> Result<Array> {
+    let mask = match mask {
+        Some(mask) => Some(ScaledDotProductAttentionMask::Array(mask)),
         // MLX aligns the causal mask to the end of the keys; one query needs none.
         None if q.dim(2) > 1 => Some(ScaledDotProductAttentionMask::Causal),
         None => None,
     };
     Ok(fast::scaled_dot_product_attention(q, k, v, scale, mask, None)?)
+}
+
+/// Whether this thread's device runs kernels of Hob's own.
+pub(crate) fn has_kernels() -> bool {
+    cuda::available()
+}
+
+/// What a layer does to its projections to attend with them.
+pub(crate) struct Heads<'a> {
+    pub(crate) rope: &'a Rope,
+    /// Of each head's queries and keys, before they rotate.
+    pub(crate) q_norm: Option<&'a RmsNorm>,
+    pub(crate) k_norm: Option<&'a RmsNorm>,
+    /// Query heads.
+    pub(crate) count: i32,
+    /// What scores are multiplied by.
+    pub(crate) scale: f32,
+}
+
+/// Attention of each row's newest token, from its projections `[B, 1, H * D]`: what `Rope`, a write into the caches and [`attend`] do one
+/// after the other, in one. `keys` and `values` are `[slots, KV, room, D]`, of which row `b` has used `lens[b]` places (`[B]` in int32),
+/// and the longest row `end` with its new one. Gives the result `[B, 1, H * D]` and the caches with the new tokens; `None` where the
+/// device has no kernel for it.
+///
+/// The caches are written in place, also where somebody else holds them: nobody may who still looks at places from a row's end on.
+pub(crate) fn attend_in_place(
+    projected: &[Array; 3],
+    [keys, values]: [&Array; 2],
+    lens: &Array,
+    end: i32,
+    heads: &Heads<'_>,
+) -> Result<Option<(Array, [Array; 2])>> {
+    let step = cuda::Step { projected, keys, values, lens, end, heads };
+    let Some(y) = cuda::attend(&step)? else { return Ok(None) };
+    // MLX does not know that the kernel writes: who looks at the caches from here on waits for it.
+    let caches = call("dependency", |out: &mut [_; 2], stream| after(out, [keys, values], &y, stream))?;
+    Ok(Some((y, caches)))
+}
+
+/// `arrays`, which can be looked at once `done` is computed.
+fn after(out: &mut [mlx_sys::mlx_array; 2], arrays: [&Array; 2], done: &Array, _stream: mlx_sys::mlx_stream) -> i32 {
+    // SAFETY: the handles live through the call; the vectors copy what they are given and are freed here.
+    unsafe {
+        let handles = arrays.map(Array::as_ptr);
+        let inputs = mlx_sys::mlx_vector_array_new_data(handles.as_ptr(), handles.len());
+        let dependencies = mlx_sys::mlx_vector_array_new_value(done.as_ptr());
+        let mut outputs = mlx_sys::mlx_vector_array_new();
+        let mut status = mlx_sys::mlx_depends(&raw mut outputs, inputs, dependencies);
+        for (index, out) in out.iter_mut().enumerate() {
+            if status == 0 {
+                status = mlx_sys::mlx_vector_array_get(out, outputs, index);
+            }
+        }
+        mlx_sys::mlx_vector_array_free(outputs);
+        mlx_sys::mlx_vector_array_free(dependencies);
+        mlx_sys::mlx_vector_array_free(inputs);
+        status
+    }
 }
 
 /// Where the tokens of a step begin.
@@ -285,7 +384,7 @@ pub(crate) fn write_at(target: &Array, update: &Array, starts: [i32; 4]) -> Resu
     let shape = update.shape();
     let stops = [starts[0] + shape[0], starts[1] + shape[1], starts[2] + shape[2], starts[3] + shape[3]];
     let strides = [1; 4];
-    call("slice update", |out, stream| {
+    let [written] = call("slice update", |[out], stream| {
         // SAFETY: the handles live through the call and the index arrays have the length passed.
         unsafe {
             mlx_sys::mlx_slice_update(
@@ -301,7 +400,8 @@ pub(crate) fn write_at(target: &Array, update: &Array, starts: [i32; 4]) -> Resu
                 stream,
             )
         }
-    })
+    })?;
+    Ok(written)
 }
 
 /// `target` `[S, H, T, D]` with row `rows[b]` at position `positions[b]` replaced by `update[b]`, `[B, H, 1, D]`; in place when
@@ -310,7 +410,7 @@ pub(crate) fn write_each(target: &Array, update: &Array, rows: &Array, positions
     // One slice `[1, H, 1, D]` of the target for each index.
     let update = ops::expand_dims(update, 1)?;
     let axes = [0, 2];
-    call("scatter", |out, stream| {
+    let [written] = call("scatter", |[out], stream| {
         // SAFETY: the handles live through the call; the vector copies the two it is given and is freed here.
         unsafe {
             let handles = [rows.as_ptr(), positions.as_ptr()];
@@ -319,20 +419,26 @@ pub(crate) fn write_each(target: &Array, update: &Array, rows: &Array, positions
             mlx_sys::mlx_vector_array_free(indices);
             status
         }
-    })
+    })?;
+    Ok(written)
 }
 
-/// Calls an operation of MLX's C interface that mlx-rs does not offer as needed. `work` gets the place of the result and the
+/// Calls an operation of MLX's C interface that mlx-rs does not offer as needed. `work` gets the places of the results and the
 /// stream, and returns the status.
-fn call(what: &str, work: impl FnOnce(*mut mlx_sys::mlx_array, mlx_sys::mlx_stream) -> i32) -> Result<Array> {
+fn call<const N: usize>(
+    what: &str,
+    work: impl FnOnce(&mut [mlx_sys::mlx_array; N], mlx_sys::mlx_stream) -> i32,
+) -> Result<[Array; N]> {
     let stream = mlx_rs::Stream::thread_local_or_default();
-    // SAFETY: a non-zero status leaves the new array empty, and it is freed; else it has its one owner.
+    // SAFETY: a non-zero status leaves the new arrays empty or made, and they are freed; else each has its one owner.
     unsafe {
-        let mut out = mlx_sys::mlx_array_new();
-        if work(&raw mut out, stream.as_ptr()) != 0 {
-            mlx_sys::mlx_array_free(out);
+        let mut out = std::array::from_fn(|_| mlx_sys::mlx_array_new());
+        if work(&mut out, stream.as_ptr()) != 0 {
+            for array in out {
+                mlx_sys::mlx_array_free(array);
+            }
             return Err(Error::new(ErrorKind::Backend, format!("MLX: {what} failed")));
         }
-        Ok(Array::from_ptr(out))
+        Ok(out.map(|array| Array::from_ptr(array)))
     }
 }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 #[cfg(test)]
 use mlx_rs::ops;
-use mlx_rs::{Array, Dtype, Stream, memory, with_stream};
+use mlx_rs::{Array, Dtype, Stream, memory, transforms, with_stream};
 
 use self::rows::Rows;
 use super::backend::{
@@ -20,7 +20,7 @@ use crate::model::{FilesSource, Graph, ModelSpec, PoolingMode, SpecSource};
 use crate::models::bert::Bert;
 use crate::models::llama::Llama;
 use crate::models::{Decoder, Encoder};
-use crate::nn::Linear;
+use crate::nn::{self, Linear};
 use crate::pool::MemoryReading;
 use crate::weights::{Survey, Weights};
 
@@ -345,8 +345,12 @@ fn load(files: &FilesSource, progress: &mut dyn FnMut(f32) -> Result<()>) -> Res
     let weights = Weights::open(&files.survey, files.layout, progress)?;
     let (body, vocabulary, types) = match &files.graph {
         Graph::Decoder { config, interleaved, with_head } => {
-            let vocabulary = config.vocabulary.unsigned_abs();
-            (Body::Decoder(Box::new(Llama::load(weights, config, *interleaved, *with_head)?)), vocabulary, 1)
+            let model = Llama::load(weights, config, *interleaved, *with_head)?;
+            if *with_head && nn::has_kernels() {
+                // Kernels are compiled at their first use, which is not to be the first request.
+                transforms::eval([&rows::step(&model, &id_array(&[0], &[1, 1])?, &mut model.new_cache(1))?])?;
+            }
+            (Body::Decoder(Box::new(model)), config.vocabulary.unsigned_abs(), 1)
         }
         Graph::Bert { config, labels } => {
             let (vocabulary, types) = (config.vocabulary.unsigned_abs(), config.types.unsigned_abs());

@@ -2,14 +2,14 @@
 //!
 //! qwen2 and qwen3 are the same graph with other switches, so they build it too.
 
+use mlx_rs::Array;
 use mlx_rs::ops::indexing::TryIndexOp;
-use mlx_rs::{Array, ops};
 
 use super::Decoder;
 use crate::error::{Error, Result};
 use crate::kv_cache::{KvCache, LayerCache, Pass};
 use crate::model::config::{DecoderConfig, DecoderDefaults, RopeScaling};
-use crate::nn::{Embedding, Linear, RmsNorm, Rope, attend, join_heads, silu, split_heads};
+use crate::nn::{Embedding, Heads, Linear, RmsNorm, Rope, attend, gated, join_heads, projections, split_heads};
 use crate::weights::Weights;
 
 /// What transformers' `LlamaConfig` assumes when config.json is silent.
@@ -24,6 +24,7 @@ struct Attention {
     k_norm: Option<RmsNorm>,
     heads: i32,
     kv_heads: i32,
+    head_dim: i32,
     scale: f32,
 }
 
@@ -46,20 +47,44 @@ impl Attention {
             k_norm,
             heads: config.heads,
             kv_heads: config.kv_heads,
+            head_dim,
             scale,
         })
     }
 
-    /// `queries` are the positions attended from: all of `x`, or only its last one.
-    fn forward(&self, x: &Array, queries: &Array, rope: &Rope, cache: &mut LayerCache, pass: &Pass) -> Result<Array> {
-        let normed =
-            |norm: &Option<RmsNorm>, heads: Array| norm.as_ref().map_or_else(|| Ok(heads.clone()), |norm| norm.forward(&heads));
-        let q = normed(&self.q_norm, split_heads(&self.q.forward(queries)?, self.heads)?)?;
-        let k = normed(&self.k_norm, split_heads(&self.k.forward(x)?, self.kv_heads)?)?;
-        let v = split_heads(&self.v.forward(x)?, self.kv_heads)?;
-        let q = rope.forward(&q, pass.offset(x.dim(1) - queries.dim(1)))?;
+    /// `x` `[B, L, E]` plus what its positions see, looked at after `norm`; `last_only`: `[B, 1, E]`, the last position alone.
+    fn forward(
+        &self,
+        norm: &RmsNorm,
+        x: &Array,
+        last_only: bool,
+        rope: &Rope,
+        cache: &mut LayerCache,
+        pass: &Pass,
+    ) -> Result<Array> {
+        let linears = [&self.q, &self.k, &self.v];
+        let (onto, projected) = if last_only {
+            let seen = norm.forward(x)?;
+            (last_position(x)?, [self.q.forward(&last_position(&seen)?)?, self.k.forward(&seen)?, self.v.forward(&seen)?])
+        } else {
+            (x.clone(), projections(norm, x, linears)?)
+        };
+        let (q_norm, k_norm) = (self.q_norm.as_ref(), self.k_norm.as_ref());
+        let heads = Heads { rope, q_norm, k_norm, count: self.heads, scale: self.scale };
+        if let Some(y) = cache.step(&projected, [self.kv_heads, self.head_dim], &heads, pass)? {
+            return self.o.forward_onto(&y, &onto);
+        }
+        let normed = |norm: Option<&RmsNorm>, heads: Array| match norm {
+            Some(norm) => norm.forward(&heads),
+            None => Ok(heads),
+        };
+        let [q, k, v] = projected;
+        let q = normed(q_norm, split_heads(&q, self.heads)?)?;
+        let k = normed(k_norm, split_heads(&k, self.kv_heads)?)?;
+        let v = split_heads(&v, self.kv_heads)?;
+        let q = rope.forward(&q, pass.offset(x.dim(1) - q.dim(2)))?;
         let (k, v) = cache.append(&rope.forward(&k, pass.offset(0))?, &v, pass)?;
-        self.o.forward(&join_heads(&attend(&q, &k, &v, self.scale, pass.sight())?)?)
+        self.o.forward_onto(&join_heads(&attend(&q, &k, &v, self.scale, pass.mask())?)?, &onto)
     }
 }
 
@@ -79,9 +104,9 @@ impl Mlp {
         })
     }
 
-    fn forward(&self, x: &Array) -> Result<Array> {
-        let gated = silu(&self.gate.forward(x)?)?;
-        self.down.forward(&ops::multiply(gated, self.up.forward(x)?)?)
+    /// `x` plus what is made of it after `norm`.
+    fn forward(&self, norm: &RmsNorm, x: &Array) -> Result<Array> {
+        self.down.forward_onto(&gated(norm, x, &self.gate, &self.up)?, x)
     }
 }
 
@@ -142,14 +167,9 @@ impl Llama {
         let mut x = self.embedding.forward(ids)?;
         let pass = cache.pass(ids.dim(1))?;
         for (index, layer) in self.layers.iter().enumerate() {
-            let normed = layer.before_attention.forward(&x)?;
-            let mut queries = normed.clone();
-            if last_only && index + 1 == self.layers.len() && x.dim(1) > 1 {
-                queries = last_position(&normed)?;
-                x = last_position(&x)?;
-            }
-            x = ops::add(x, layer.attention.forward(&normed, &queries, &self.rope, cache.layer(index), &pass)?)?;
-            x = ops::add(&x, layer.mlp.forward(&layer.before_mlp.forward(&x)?)?)?;
+            let last_only = last_only && index + 1 == self.layers.len() && x.dim(1) > 1;
+            x = layer.attention.forward(&layer.before_attention, &x, last_only, &self.rope, cache.layer(index), &pass)?;
+            x = layer.mlp.forward(&layer.before_mlp, &x)?;
         }
         cache.advance(&pass);
         self.norm.forward(&x)
@@ -187,19 +207,17 @@ fn rope(config: &DecoderConfig, scaling: &RopeScaling, interleaved: bool) -> Res
     let half = usize::try_from(dims / 2).unwrap_or(0);
     let base = config.rope_theta;
     let wavelength = |i: usize| f64::from(base).powf(2.0 * i as f64 / f64::from(dims));
-    let plain = Rope { dims, base, scale: 1.0, freqs: None, magnitude: 1.0, interleaved };
     #[allow(clippy::cast_possible_truncation)] // computed in f64, used in f32
     let with = |freqs: Vec<f64>, magnitude: f32| -> Result<Rope> {
         let freqs: Vec<f32> = freqs.into_iter().map(|freq| freq as f32).collect();
         if freqs.iter().any(|freq| !freq.is_finite() || *freq <= 0.0) {
             return Err(Error::unsupported("rope scaling yields frequencies out of range; check the model's rope parameters"));
         }
-        let freqs = Array::from_slice(&freqs, &[dims / 2]);
-        Ok(Rope { dims, base, scale: 1.0, freqs: Some(freqs), magnitude, interleaved })
+        Rope::new(dims, base, 1.0, Some(&freqs), magnitude, interleaved)
     };
     match scaling {
-        RopeScaling::None => Ok(plain),
-        RopeScaling::Linear { factor } => Ok(Rope { scale: factor.recip(), ..plain }),
+        RopeScaling::None => Rope::new(dims, base, 1.0, None, 1.0, interleaved),
+        RopeScaling::Linear { factor } => Rope::new(dims, base, factor.recip(), None, 1.0, interleaved),
         RopeScaling::Divisors(divisors) => with((0..half).map(|i| wavelength(i) * f64::from(divisors[i])).collect(), 1.0),
         // Llama 3.1 (Meta 2024): long wavelengths are stretched, short ones kept, those between blended.
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original } => {

@@ -77,7 +77,7 @@ fn not_finite() -> Error {
 }
 
 /// `[B, 1]` ids -> `[B, vocabulary]` logits after them.
-fn step(decoder: &dyn Decoder, ids: &Array, cache: &mut KvCache) -> Result<Array> {
+pub(super) fn step(decoder: &dyn Decoder, ids: &Array, cache: &mut KvCache) -> Result<Array> {
     let last = decoder.last_hidden(ids, cache)?;
     decoder.logits(&ops::squeeze_axes(last, &[1])?)
 }
@@ -254,9 +254,8 @@ impl Rows {
     }
 
     pub(super) fn fork(&mut self, row: Row, new: Row) -> Result<()> {
-        let state = self.rows.get(&row).ok_or_else(gone)?;
-        // Arrays are shared until one of the two appends: MLX writes in place only where nobody else looks.
-        let cache = Some(state.cache.clone().ok_or_else(|| Error::internal("a fork of a row that decodes"))?);
+        let state = self.rows.get_mut(&row).ok_or_else(gone)?;
+        let cache = Some(state.cache.as_mut().ok_or_else(|| Error::internal("a fork of a row that decodes"))?.fork()?);
         let fork = RowState { slot: state.slot, tokens: Vec::new(), prompt: 0, done: 0, cache, ready: None };
         self.rows.insert(new, fork);
         Ok(())
