@@ -8,7 +8,7 @@ use mlx_rs::ops::indexing::TryIndexOp;
 use mlx_rs::{Array, Dtype, ops};
 
 use crate::error::{Error, Result};
-use crate::nn::{Heads, Offset, attend_in_place, write_at, write_each};
+use crate::nn::{Heads, Offset, Turn, attend_in_place, write_at, write_each};
 
 /// Room is added in steps of this many tokens, so that a decode step writes in place and does not copy what came before.
 pub(crate) const STEP: i32 = 256;
@@ -34,6 +34,8 @@ pub(crate) struct Pass {
     /// Tokens of each row before the new ones, `[B]` in int32.
     lens: Array,
     place: Place,
+    /// By how much the new tokens turn, for a step in place.
+    pub(crate) turn: Option<Turn>,
 }
 
 #[derive(Debug)]
@@ -51,6 +53,11 @@ impl Pass {
             Place::Same(len) => Offset::Same(len + skipped),
             Place::Each { .. } => Offset::Each(&self.lens),
         }
+    }
+
+    /// Tokens of each row before the new ones, `[B]` in int32.
+    pub(crate) fn lens(&self) -> &Array {
+        &self.lens
     }
 
     /// True where the new tokens may look, `[B, 1, 1, end]`, where rows differ in length.
@@ -86,11 +93,9 @@ impl LayerCache {
         heads: &Heads<'_>,
         pass: &Pass,
     ) -> Result<Option<Array>> {
-        if pass.tokens != 1 {
-            return Ok(None);
-        }
+        let Some(turn) = pass.turn.as_ref().filter(|_| pass.tokens == 1) else { return Ok(None) };
         let (keys, values) = self.take_with_room([kv_heads, head_dim], projected[1].dtype(), pass)?;
-        let Some((y, [keys, values])) = attend_in_place(projected, [&keys, &values], &pass.lens, pass.end, heads)? else {
+        let Some((y, [keys, values])) = attend_in_place(projected, [&keys, &values], &pass.lens, pass.end, turn, heads)? else {
             self.held = Some((keys, values));
             return Ok(None);
         };
@@ -168,14 +173,14 @@ impl KvCache {
         let end = longest + tokens;
         let lens = Array::from_slice(&self.lens, &[rows]);
         if self.lens.iter().all(|&len| len == longest) {
-            return Ok(Pass { rows, tokens, end, lens, place: Place::Same(longest) });
+            return Ok(Pass { rows, tokens, end, lens, place: Place::Same(longest), turn: None });
         }
         if tokens != 1 {
             return Err(Error::internal("several tokens at once for rows of different lengths"));
         }
         let keys = Array::from_iter(0..end, &[1, 1, 1, end]);
         let mask = ops::le(keys, ops::reshape(&lens, &[rows, 1, 1, 1])?)?;
-        Ok(Pass { rows, tokens, end, lens, place: Place::Each { rows: Array::from_iter(0..rows, &[rows]), mask } })
+        Ok(Pass { rows, tokens, end, lens, place: Place::Each { rows: Array::from_iter(0..rows, &[rows]), mask }, turn: None })
     }
 
     pub(crate) fn layer(&mut self, index: usize) -> &mut LayerCache {

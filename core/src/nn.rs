@@ -2,6 +2,10 @@
 //!
 //! Runs on the MLX owner thread only (`engine::thread`). MLX is lazy: nothing here computes until an array is evaluated.
 
+#[cfg(target_os = "linux")]
+mod cuda;
+#[cfg(not(target_os = "linux"))]
+#[path = "nn/no_cuda.rs"]
 mod cuda;
 
 use mlx_rs::fast::ScaledDotProductAttentionMask;
@@ -243,6 +247,13 @@ impl Rope {
         Ok(ops::multiply(y, scalar(self.magnitude, x.dtype())?)?)
     }
 
+    /// By how much each row turns at its position `lens` (`[B]` in int32).
+    pub(crate) fn turn(&self, lens: &Array) -> Result<Turn> {
+        let positions = ops::reshape(lens.as_dtype(Dtype::Float32)?, &[lens.dim(0), 1])?;
+        let angles = ops::multiply(positions, &self.rates)?;
+        Ok(Turn { cosines: ops::cos(&angles)?, sines: ops::sin(&angles)? })
+    }
+
     /// mlx-rs's `rope_dynamic` does not offer wavelengths of one's own, hence MLX's C interface.
     fn forward_each(&self, x: &Array, base: Option<f32>, offsets: &Array) -> Result<Array> {
         let base = mlx_sys::mlx_optional_float { value: base.unwrap_or(0.0), has_value: base.is_some() };
@@ -285,6 +296,13 @@ pub(crate) fn has_kernels() -> bool {
     cuda::available()
 }
 
+/// Cosines and sines of the angles by which rows turn, each `[B, dims / 2]` in float32.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    pub(crate) cosines: Array,
+    pub(crate) sines: Array,
+}
+
 /// What a layer does to its projections to attend with them.
 pub(crate) struct Heads<'a> {
     pub(crate) rope: &'a Rope,
@@ -295,6 +313,20 @@ pub(crate) struct Heads<'a> {
     pub(crate) count: i32,
     /// What scores are multiplied by.
     pub(crate) scale: f32,
+}
+
+/// What a kernel's step of attention works on.
+struct Step<'a> {
+    /// As they are projected, `[B, 1, H * D]` and twice `[B, 1, KV * D]`.
+    projected: &'a [Array; 3],
+    /// `[slots, KV, room, D]`. Nobody else may look at their places from a row's end on.
+    keys: &'a Array,
+    values: &'a Array,
+    /// Tokens of each row, `[B]` in int32, and those of the longest with the new one.
+    lens: &'a Array,
+    end: i32,
+    turn: &'a Turn,
+    heads: &'a Heads<'a>,
 }
 
 /// Attention of each row's newest token, from its projections `[B, 1, H * D]`: what `Rope`, a write into the caches and [`attend`] do one
@@ -308,9 +340,10 @@ pub(crate) fn attend_in_place(
     [keys, values]: [&Array; 2],
     lens: &Array,
     end: i32,
+    turn: &Turn,
     heads: &Heads<'_>,
 ) -> Result<Option<(Array, [Array; 2])>> {
-    let step = cuda::Step { projected, keys, values, lens, end, heads };
+    let step = Step { projected, keys, values, lens, end, turn, heads };
     let Some(y) = cuda::attend(&step)? else { return Ok(None) };
     // MLX does not know that the kernel writes: who looks at the caches from here on waits for it.
     let caches = call("dependency", |out: &mut [_; 2], stream| after(out, [keys, values], &y, stream))?;

@@ -61,7 +61,7 @@ const LONG_FILES: &[(&str, &str)] = &[
     ("swift/Sources/HobUniFFI/HobUniFFI.swift", "generated"),
 ];
 
-const SOURCES: &[&str] = &["rs", "c", "h", "cpp", "hpp", "swift", "ts", "js", "mjs", "cjs", "py", "sh"];
+const SOURCES: &[&str] = &["rs", "c", "h", "cpp", "hpp", "cu", "cuh", "swift", "ts", "js", "mjs", "cjs", "py", "sh"];
 
 pub(crate) fn run() -> Result<()> {
     setup::ensure()?;

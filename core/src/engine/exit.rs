@@ -2,8 +2,10 @@
 //!
 //! `exit` runs MLX's destructors on the exiting thread. A device thread that is inside MLX then, or has left work in flight on
 //! MLX's own threads, would touch what is destroyed and crash a process that had done its work. So a handler that runs before
-//! those destructors has the thread end its step, wait for what is in flight, and sleep until the process is gone (hazard B6).
+//! those destructors has the thread end its step, wait for what is in flight, and sleep until the process is gone (hazard B6). A thread
+//! that is ending by itself is waited for to its very end: what MLX keeps for a thread goes with it, and needs MLX.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
@@ -18,31 +20,36 @@ static EXITING: AtomicBool = AtomicBool::new(false);
 static THREADS: Mutex<Vec<ThreadId>> = Mutex::new(Vec::new());
 static RESTED: Condvar = Condvar::new();
 
-/// Held by the MLX thread for as long as it may touch MLX.
-pub(super) struct Running;
-
-impl Running {
-    pub(super) fn enter() -> Self {
-        THREADS.lock().push(std::thread::current().id());
-        Self
-    }
+thread_local! {
+    /// The place of an MLX thread in [`THREADS`]. Destructors of thread locals run last in, first out, those of C++ among them: made
+    /// before the thread touches MLX, it goes after all that MLX keeps for the thread.
+    static RUNNING: Cell<Option<Running>> = const { Cell::new(None) };
 }
+
+struct Running(ThreadId);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let current = std::thread::current().id();
-        THREADS.lock().retain(|thread| *thread != current);
+        THREADS.lock().retain(|thread| *thread != self.0);
         RESTED.notify_all();
     }
 }
 
-/// Whether the process is exiting: the thread then finishes what is in flight, drops its [`Running`] and calls [`rest`].
+/// Has an exit wait for this thread, until it comes to rest or has ended. Call it before the thread touches MLX.
+pub(super) fn enter() {
+    let current = std::thread::current().id();
+    THREADS.lock().push(current);
+    RUNNING.set(Some(Running(current)));
+}
+
+/// Whether the process is exiting: the thread then finishes what is in flight and calls [`rest`].
 pub(super) fn requested() -> bool {
     EXITING.load(Ordering::Acquire)
 }
 
 /// Sleeps until the process is gone.
 pub(super) fn rest() -> ! {
+    drop(RUNNING.take());
     loop {
         std::thread::park();
     }
@@ -68,5 +75,37 @@ extern "C" fn wait_for_device() {
         if RESTED.wait_until(&mut threads, deadline).timed_out() {
             return;
         }
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    unsafe extern "C" {
+        /// How C++ registers the destructor of a thread local.
+        fn __cxa_thread_atexit_impl(run: extern "C" fn(*mut u8), object: *mut u8, library: *mut u8) -> i32;
+    }
+
+    static SEEN: AtomicUsize = AtomicUsize::new(0);
+
+    extern "C" fn look(_: *mut u8) {
+        let current = std::thread::current().id();
+        SEEN.store(1 + usize::from(THREADS.lock().contains(&current)), Ordering::SeqCst);
+    }
+
+    #[test]
+    fn an_exit_waits_until_what_mlx_keeps_for_the_thread_is_gone() {
+        let thread = std::thread::spawn(|| {
+            enter();
+            // SAFETY: the function takes any object, also none.
+            unsafe { __cxa_thread_atexit_impl(look, std::ptr::null_mut(), std::ptr::null_mut()) };
+            std::thread::current().id()
+        });
+        let id = thread.join().unwrap();
+        assert_eq!(SEEN.load(Ordering::SeqCst), 2, "the thread had left before its C++ thread locals were destroyed");
+        assert!(!THREADS.lock().contains(&id));
     }
 }

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 
 use super::backend::{Backend, DeviceInfo, Loaded, Slot, Tenant};
-use super::exit::{self, Running};
+use super::exit;
 use super::limits::Limits;
 use super::mlx::Mlx;
 use super::scheduler::Id;
@@ -214,20 +214,21 @@ impl DeviceThread {
         if let Some(former) = current.1.take() {
             let _ = former.join();
         }
-        let (thread, handle) = Self::start(super::physical_memory(), || Mlx::new().map(|mlx| (mlx, Some(Running::enter()))))?;
+        let (thread, handle) = Self::start(super::physical_memory(), true, Mlx::new)?;
         *current = (Arc::downgrade(&thread.inner), Some(handle));
         Ok(thread)
     }
 
     /// Starts a thread for a backend that is not MLX.
     pub(crate) fn fake<B: Backend + Send + 'static>(backend: B) -> Result<Self> {
-        Ok(Self::start(FAKE_MEMORY, move || Ok((backend, None)))?.0)
+        Ok(Self::start(FAKE_MEMORY, false, move || Ok(backend))?.0)
     }
 
     /// Starts a thread and makes its backend there.
     fn start<B: Backend + 'static>(
         physical: u64,
-        make: impl FnOnce() -> Result<(B, Option<Running>)> + Send + 'static,
+        on_mlx: bool,
+        make: impl FnOnce() -> Result<B> + Send + 'static,
     ) -> Result<(Self, JoinHandle<()>)> {
         let (sender, receiver) = channel();
         let (ready, made) = channel();
@@ -235,13 +236,16 @@ impl DeviceThread {
         let progress = Arc::new(Progress::default());
         let (shared, moving) = (Arc::clone(&gauge), Arc::clone(&progress));
         let body = move || {
+            if on_mlx {
+                exit::enter();
+            }
             let backend =
                 catch_unwind(AssertUnwindSafe(make)).unwrap_or_else(|panic| Err(panic_error("starting the device", &*panic)));
             match backend {
-                Ok((backend, running)) => {
+                Ok(backend) => {
                     let _ = ready.send(Ok(backend.device()));
                     let inbox = Inbox { receiver, waiting: VecDeque::new() };
-                    Owner { backend, running, inbox, work: Work::new(), gauge: shared, progress: moving }.run();
+                    Owner { backend, on_mlx, inbox, work: Work::new(), gauge: shared, progress: moving }.run();
                 }
                 Err(error) => {
                     let _ = ready.send(Err(error));
@@ -375,8 +379,8 @@ pub(crate) fn panic_error(what: &str, panic: &(dyn std::any::Any + Send)) -> Err
 
 struct Owner<B> {
     backend: B,
-    /// Kept while this thread may touch MLX; a fake has none.
-    running: Option<Running>,
+    /// Whether an exit waits for this thread.
+    on_mlx: bool,
     inbox: Inbox,
     work: Work,
     gauge: Arc<Gauge>,
@@ -389,9 +393,8 @@ impl<B: Backend> Owner<B> {
         // When no request can move the thread sleeps until a message comes.
         let mut idle = true;
         loop {
-            if self.running.is_some() && exit::requested() {
+            if self.on_mlx && exit::requested() {
                 let _ = self.scoped(|owner| catch_unwind(AssertUnwindSafe(|| owner.backend.drain())));
-                self.running = None;
                 exit::rest();
             }
             if idle {

@@ -9,7 +9,7 @@ use super::Decoder;
 use crate::error::{Error, Result};
 use crate::kv_cache::{KvCache, LayerCache, Pass};
 use crate::model::config::{DecoderConfig, DecoderDefaults, RopeScaling};
-use crate::nn::{Embedding, Heads, Linear, RmsNorm, Rope, attend, gated, join_heads, projections, split_heads};
+use crate::nn::{Embedding, Heads, Linear, RmsNorm, Rope, attend, gated, has_kernels, join_heads, projections, split_heads};
 use crate::weights::Weights;
 
 /// What transformers' `LlamaConfig` assumes when config.json is silent.
@@ -165,7 +165,10 @@ impl Llama {
     /// Final states of every position, or of the last one only.
     fn run(&self, ids: &Array, cache: &mut KvCache, last_only: bool) -> Result<Array> {
         let mut x = self.embedding.forward(ids)?;
-        let pass = cache.pass(ids.dim(1))?;
+        let mut pass = cache.pass(ids.dim(1))?;
+        if ids.dim(1) == 1 && has_kernels() {
+            pass.turn = Some(self.rope.turn(pass.lens())?);
+        }
         for (index, layer) in self.layers.iter().enumerate() {
             let last_only = last_only && index + 1 == self.layers.len() && x.dim(1) > 1;
             x = layer.attention.forward(&layer.before_attention, &x, last_only, &self.rope, cache.layer(index), &pass)?;

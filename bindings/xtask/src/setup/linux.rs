@@ -120,7 +120,7 @@ impl<'a> Plan<'a> {
         let compat = hash("mlx_linux_compat.h")?;
         let compiler = compiler_id();
         let mlx = key(&[platform.mlx.package, platform.mlx.version, platform.mlx.sha256, "layout 1"]);
-        let mlx_c = key(&[&mlx, &mlx_sys, &compat, &hash("mach_compat.c")?, &compiler, &CXX_FLAGS.join(" ")]);
+        let mlx_c = key(&[&mlx, &mlx_sys, &compat, &hash("mach_compat.c")?, &hash("cuda_kernel.cpp")?, &compiler, &CXX_FLAGS.join(" ")]);
         let bindings = key(&[
             &mlx_sys,
             &compat,
@@ -198,7 +198,8 @@ impl<'a> Plan<'a> {
     fn mlx_c(&self, scratch: &Scratch, step: &Step) -> Result<Vec<Made>> {
         let root = mlx_c_source(self.platform.triple, step)?;
         let folder = scratch.folder("mlx-c")?;
-        let sources = sources_of(&root.join("mlx/c"))?;
+        let mut sources = sources_of(&root.join("mlx/c"))?;
+        sources.push(paths::native_sources().join("cuda_kernel.cpp"));
         // MLX's headers are most of each file's work: they are read once, as a precompiled header. A compiler that cannot
         // use it reads the plain one in its place.
         let header = folder.join("mlx.hpp");
@@ -213,23 +214,27 @@ impl<'a> Plan<'a> {
         let mut precompile = compiler();
         precompile.args(["-x", "c++-header"]).arg(&header).arg("-o").arg(folder.join("mlx.hpp.gch"));
         capture(&mut precompile, |_| step.note("precompiling MLX's headers")).map_err(needs_compiler)?;
-        let objects = compile(&sources, step, |index, source| {
-            let object = folder.join(format!("{index}.o"));
+        let objects = compile(&sources, step, |source| {
+            let object = folder.join(source.file_name().unwrap_or_default()).with_extension("o");
             let mut command = compiler();
             command.arg("-include").arg(&header).arg("-c").arg(source).arg("-o").arg(&object);
             (command, object)
         })?;
-        let mlxc = folder.join("libmlxc.a");
-        capture(proc::tool("AR", "ar").arg("rcs").arg(&mlxc).args(&objects), |_| ())?;
+        let archive = |name: &str, objects: &[PathBuf]| {
+            let archive = folder.join(name);
+            capture(proc::tool("AR", "ar").arg("rcs").arg(&archive).args(objects), |_| ()).map(|_| archive)
+        };
+        let (hob_cuda, mlx_c): (Vec<_>, Vec<_>) = objects.into_iter().partition(|object| object.ends_with("cuda_kernel.o"));
+        let (hobcuda, mlxc) = (archive("libhobcuda.a", &hob_cuda)?, archive("libmlxc.a", &mlx_c)?);
 
         let object = folder.join("mach_compat.o");
         let source = paths::native_sources().join("mach_compat.c");
         capture(proc::tool("CC", "cc").args(["-O2", "-fPIC", "-c"]).arg(source).arg("-o").arg(&object), |_| ())?;
-        let machcompat = folder.join("libmachcompat.a");
-        capture(proc::tool("AR", "ar").arg("rcs").arg(&machcompat).arg(&object), |_| ())?;
+        let machcompat = archive("libmachcompat.a", &[object])?;
 
         Ok(vec![
             Made { from: mlxc, to: self.home.join("lib/libmlxc.a") },
+            Made { from: hobcuda, to: self.home.join("lib/libhobcuda.a") },
             Made { from: machcompat, to: self.home.join("lib/libmachcompat.a") },
         ])
     }
@@ -352,7 +357,7 @@ fn sources_of(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Compiles on all cores; the first failure ends it.
-fn compile(sources: &[PathBuf], step: &Step, command: impl Fn(usize, &Path) -> (Command, PathBuf) + Sync) -> Result<Vec<PathBuf>> {
+fn compile(sources: &[PathBuf], step: &Step, command: impl Fn(&Path) -> (Command, PathBuf) + Sync) -> Result<Vec<PathBuf>> {
     let next = AtomicUsize::new(0);
     let (sender, receiver) = mpsc::channel();
     let workers = thread::available_parallelism().map_or(1, usize::from).min(sources.len());
@@ -363,7 +368,7 @@ fn compile(sources: &[PathBuf], step: &Step, command: impl Fn(usize, &Path) -> (
                 loop {
                     let index = next.fetch_add(1, Ordering::Relaxed);
                     let Some(source) = sources.get(index) else { break };
-                    let (mut command, object) = command(index, source);
+                    let (mut command, object) = command(source);
                     let result = capture(&mut command, |_| ()).map(|_| object);
                     // Nobody listens any more: another file failed.
                     if sender.send(result).is_err() {

@@ -5,20 +5,10 @@
 // each weight is read once for all of them, by tensor cores: the weights are the left matrix of `mma.m16n8k16`, the rows of x the right
 // one. Blocks of the same columns and other rows come next to each other, and find the weights in the second cache. Which of a row's numbers meet in one instruction is free as long as both matrices agree, so a thread reads eight neighbours at
 // once. What a row gets does not depend on the others: a row is a column of the right matrix.
-#define HOB_ROUND(T, value) static_cast<float>(static_cast<T>(value))
+#include "common.cuh"
 
 namespace hob {
-constexpr int WARPS = 16, ROWS = 8, PAIRS = 8, ACROSS = 32;
-
-// How many rows an array's last axis is repeated in.
-template <typename Shape>
-__device__ __forceinline__ int rows_of(const Shape& shape, int ndim) {
-  int rows = 1;
-  for (int axis = 0; axis + 1 < ndim; ++axis) {
-    rows *= shape[axis];
-  }
-  return rows;
-}
+enum { WARPS = 16, ROWS = 8, PAIRS = 8, ACROSS = 32 };
 
 // How many blocks share the same columns.
 __device__ __forceinline__ int tiles_of(int rows) {
@@ -42,19 +32,21 @@ __device__ __forceinline__ Pack streamed(const void* at) {
   return pack;
 }
 
+template <typename Two>
+__device__ __forceinline__ Two& pair_at(unsigned& pair) {
+  return *reinterpret_cast<Two*>(&pair);
+}
 __device__ __forceinline__ float2 numbers(unsigned pair, __nv_bfloat16) {
-  return __bfloat1622float2(*reinterpret_cast<__nv_bfloat162*>(&pair));
+  return __bfloat1622float2(pair_at<__nv_bfloat162>(pair));
 }
 __device__ __forceinline__ float2 numbers(unsigned pair, __half) {
-  return __half22float2(*reinterpret_cast<__half2*>(&pair));
+  return __half22float2(pair_at<__half2>(pair));
 }
-__device__ __forceinline__ unsigned packed(float a, float b, __nv_bfloat16) {
-  __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
-  return *reinterpret_cast<unsigned*>(&pair);
+__device__ __forceinline__ void scale(unsigned& pair, unsigned by, __nv_bfloat16) {
+  pair_at<__nv_bfloat162>(pair) = __hmul2(pair_at<__nv_bfloat162>(pair), pair_at<__nv_bfloat162>(by));
 }
-__device__ __forceinline__ unsigned packed(float a, float b, __half) {
-  __half2 pair = __floats2half2_rn(a, b);
-  return *reinterpret_cast<unsigned*>(&pair);
+__device__ __forceinline__ void scale(unsigned& pair, unsigned by, __half) {
+  pair_at<__half2>(pair) = __hmul2(pair_at<__half2>(pair), pair_at<__half2>(by));
 }
 
 #define HOB_MMA(TYPE)                                                                                                   \
@@ -70,8 +62,8 @@ __device__ __forceinline__ void multiply(float* sum, const unsigned* low, const 
 #undef HOB_MMA
 
 // Calls done(row, pair, low, high) once for every row and pair of the block. low(pair) and high(pair) are the weights of its two
-// columns. With NORM the rows are divided by their root mean square and multiplied by `scales` on the way.
-template <typename T, bool NORM, typename Low, typename High, typename Done>
+// columns. With NORMALISES the rows are divided by their root mean square and multiplied by `scales` on the way.
+template <bool NORMALISES, typename Low, typename High, typename Done>
 __device__ __forceinline__ void few_rows(
     const T* x, const T* scales, float eps, int rows, int width, Low low, High high, Done done) {
   __shared__ float sums[WARPS][ROWS][2 * PAIRS], squares[WARPS][ROWS];
@@ -80,20 +72,20 @@ __device__ __forceinline__ void few_rows(
   const T* low_at = low(group) + member * 8;
   const T* high_at = high(group) + member * 8;
   // What lies beyond the last row is that row again, and is not written.
-  const T* x_at = x + static_cast<long long>(::min(first + group, rows - 1)) * width + member * 8;
+  const T* x_at = x + static_cast<long long>(min(first + group, rows - 1)) * width + member * 8;
   float sum[4] = {}, square = 0;
 
-#pragma unroll 8
+#pragma unroll 4
   for (int k = warp * ACROSS; k < width; k += WARPS * ACROSS) {
     const Pack a = streamed(low_at + k), b = streamed(high_at + k);
     Pack v = kept(x_at + k);
-    if (NORM) {
+    if (NORMALISES) {
       const Pack by = kept(scales + k + member * 8);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float2 value = numbers(v.at[i], T()), scale = numbers(by.at[i], T());
+        const float2 value = numbers(v.at[i], T());
         square += value.x * value.x + value.y * value.y;
-        v.at[i] = packed(value.x * scale.x, value.y * scale.y, T());
+        scale(v.at[i], by.at[i], T());
       }
     }
     multiply(sum, a.at, b.at, v.at, T());
@@ -104,7 +96,7 @@ __device__ __forceinline__ void few_rows(
   for (int i = 0; i < 4; ++i) {
     sums[warp][member * 2 + i % 2][group + i / 2 * PAIRS] = sum[i];
   }
-  if (NORM) {
+  if (NORMALISES) {
     square += __shfl_xor_sync(0xffffffff, square, 1);
     square += __shfl_xor_sync(0xffffffff, square, 2);
     if (member == 0) {
@@ -119,9 +111,9 @@ __device__ __forceinline__ void few_rows(
     for (int i = 0; i < WARPS; ++i) {
       a += sums[i][row][pair];
       b += sums[i][row][pair + PAIRS];
-      all += NORM ? squares[i][row] : 0;
+      all += NORMALISES ? squares[i][row] : 0;
     }
-    const float by = NORM ? rsqrtf(all / width + eps) : 1;
+    const float by = NORMALISES ? rsqrtf(all / width + eps) : 1;
     done(first + row, pair, a * by, b * by);
   }
 }
