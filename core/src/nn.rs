@@ -346,29 +346,31 @@ pub(crate) fn attend_in_place(
     let step = Step { projected, keys, values, lens, end, turn, heads };
     let Some(y) = cuda::attend(&step)? else { return Ok(None) };
     // MLX does not know that the kernel writes: who looks at the caches from here on waits for it.
-    let caches = call("dependency", |out: &mut [_; 2], stream| after(out, [keys, values], &y, stream))?;
+    let caches = after([keys, values], &y)?;
     Ok(Some((y, caches)))
 }
 
 /// `arrays`, which can be looked at once `done` is computed.
-fn after(out: &mut [mlx_sys::mlx_array; 2], arrays: [&Array; 2], done: &Array, _stream: mlx_sys::mlx_stream) -> i32 {
-    // SAFETY: the handles live through the call; the vectors copy what they are given and are freed here.
-    unsafe {
-        let handles = arrays.map(Array::as_ptr);
-        let inputs = mlx_sys::mlx_vector_array_new_data(handles.as_ptr(), handles.len());
-        let dependencies = mlx_sys::mlx_vector_array_new_value(done.as_ptr());
-        let mut outputs = mlx_sys::mlx_vector_array_new();
-        let mut status = mlx_sys::mlx_depends(&raw mut outputs, inputs, dependencies);
-        for (index, out) in out.iter_mut().enumerate() {
-            if status == 0 {
-                status = mlx_sys::mlx_vector_array_get(out, outputs, index);
+fn after(arrays: [&Array; 2], done: &Array) -> Result<[Array; 2]> {
+    call("dependency", |out: &mut [mlx_sys::mlx_array; 2], _| {
+        // SAFETY: the handles live through the call; the vectors copy what they are given and are freed here.
+        unsafe {
+            let handles = arrays.map(Array::as_ptr);
+            let inputs = mlx_sys::mlx_vector_array_new_data(handles.as_ptr(), handles.len());
+            let dependencies = mlx_sys::mlx_vector_array_new_value(done.as_ptr());
+            let mut outputs = mlx_sys::mlx_vector_array_new();
+            let mut status = mlx_sys::mlx_depends(&raw mut outputs, inputs, dependencies);
+            for (index, out) in out.iter_mut().enumerate() {
+                if status == 0 {
+                    status = mlx_sys::mlx_vector_array_get(out, outputs, index);
+                }
             }
+            mlx_sys::mlx_vector_array_free(outputs);
+            mlx_sys::mlx_vector_array_free(dependencies);
+            mlx_sys::mlx_vector_array_free(inputs);
+            status
         }
-        mlx_sys::mlx_vector_array_free(outputs);
-        mlx_sys::mlx_vector_array_free(dependencies);
-        mlx_sys::mlx_vector_array_free(inputs);
-        status
-    }
+    })
 }
 
 /// Where the tokens of a step begin.

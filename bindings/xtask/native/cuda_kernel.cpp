@@ -60,7 +60,7 @@ int hob_cuda_kernel(const hob_cuda_call* call, void** outputs, char* message) {
         {call->threads, 1, 1},
         0,
         std::nullopt,
-        false,
+        true,  // inputs that are not contiguous are copied
         *static_cast<mx::Stream*>(call->stream));
     for (size_t i = 0; i < made.size(); ++i) {
       outputs[i] = new mx::array(std::move(made[i]));

@@ -225,11 +225,12 @@ struct Few {
 }
 
 impl Few {
-    fn of(x: &Array, weights: &[&Array]) -> Option<Self> {
+    fn of(x: &Array, weights: &[&Array], norm: Option<&RmsNorm>) -> Option<Self> {
         let (dtype, width) = (x.dtype(), x.shape().last().copied()?);
         let rows = x.shape().iter().rev().skip(1).product::<i32>();
         let serves = matches!(dtype, Dtype::Bfloat16 | Dtype::Float16)
             && weights.iter().all(|weight| weight.dtype() == dtype && weight.ndim() == 2 && weight.dim(1) == width)
+            && norm.is_none_or(|norm| norm.weight.dtype() == dtype)
             && width % ACROSS == 0
             && (1..=MAX_ROWS).contains(&rows);
         serves.then_some(Self { rows, dtype })
@@ -262,7 +263,7 @@ pub(super) fn product(x: &Array, weight: &Array, onto: Option<&Array>) -> Result
 }
 
 fn product_kernel(x: &Array, weight: &Array, onto: Option<&Array>) -> Result<Option<Array>> {
-    let Some(few) = Few::of(x, &[weight]) else { return Ok(None) };
+    let Some(few) = Few::of(x, &[weight], None) else { return Ok(None) };
     let columns = weight.dim(0);
     let shape = Few::shape(x, columns);
     if onto.is_some_and(|onto| onto.dtype() != few.dtype || onto.shape() != shape) {
@@ -289,7 +290,7 @@ pub(super) fn projections(norm: &RmsNorm, x: &Array, linears: [&Linear; 3]) -> R
 
 fn projections_kernel(norm: &RmsNorm, x: &Array, linears: [&Linear; 3]) -> Result<Option<[Array; 3]>> {
     let [Some(q), Some(k), Some(v)] = linears.map(Linear::dense) else { return Ok(None) };
-    let Some(few) = Few::of(x, &[q, k, v]) else { return Ok(None) };
+    let Some(few) = Few::of(x, &[q, k, v], Some(norm)) else { return Ok(None) };
     let biases = linears.map(|linear| linear.bias.as_ref());
     let columns = [q.dim(0), k.dim(0), v.dim(0)];
     let biased = biases[0].is_some();
@@ -323,7 +324,7 @@ pub(super) fn gated(norm: &RmsNorm, x: &Array, gate: &Linear, up: &Linear) -> Re
 
 fn gated_kernel(norm: &RmsNorm, x: &Array, gate: &Linear, up: &Linear) -> Result<Option<Array>> {
     let (Some(gate_weight), Some(up_weight)) = (gate.dense(), up.dense()) else { return Ok(None) };
-    let Some(few) = Few::of(x, &[gate_weight, up_weight]) else { return Ok(None) };
+    let Some(few) = Few::of(x, &[gate_weight, up_weight], Some(norm)) else { return Ok(None) };
     let columns = gate_weight.dim(0);
     // A block makes half as many columns of each of the two.
     if gate.bias.is_some() || up.bias.is_some() || columns % (COLUMNS / 2) != 0 || up_weight.dim(0) != columns {
