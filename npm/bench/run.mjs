@@ -26,7 +26,7 @@ import { createInterface } from 'node:readline'
 
 import { held, openFakeEngine, script } from 'hob/testing'
 
-const [worker] = process.argv.slice(2)
+const [worker, addon] = process.argv.slice(2)
 const BLOCKS = 10
 
 const median = (values) => [...values].sort((a, b) => a - b)[values.length >> 1]
@@ -47,6 +47,27 @@ const rust = async (what, rounds) => {
 console.log(`Node ${process.versions.bun === undefined ? process.version : `(Bun ${process.versions.bun})`}, microseconds, medians`)
 console.log(`${''.padEnd(26)}${['JS', 'Rust', 'over', 'busy', 'goal'].map((name) => name.padStart(9)).join('')}`)
 
+// The floor: a thread of another addon is woken, and wakes the loop.
+const floor = { exports: {} }
+process.dlopen(floor, addon)
+let answered
+const echo = new floor.exports.Echo(() => answered())
+const ask = () => new Promise((resolve) => {
+  answered = resolve
+  echo.ask()
+})
+const echoes = (apart) => async (rounds) => {
+  const times = []
+  for (let round = 0; round < rounds; round++) {
+    const began = performance.now()
+    await ask()
+    times.push((performance.now() - began) * 1000)
+    if (apart) await new Promise((resolve) => setTimeout(resolve, 1))
+  }
+  return { times, calls: apart ? undefined : rounds }
+}
+await compare('floor: a thread and back', 'echo', 500, undefined, echoes(false))
+
 await compare('embed, one short text', 'embed', 500, 30, async (rounds) => {
   const times = []
   for (let round = 0; round < rounds; round++) {
@@ -56,6 +77,8 @@ await compare('embed, one short text', 'embed', 500, 30, async (rounds) => {
   }
   return { times, calls: rounds }
 })
+
+await compare('floor, each alone', 'echo-alone', 100, undefined, echoes(true))
 
 await compare('streamed token, each alone', 'paced', 100, 10, async (rounds) => {
   script(engine, 'hold', 'step')

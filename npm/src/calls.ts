@@ -2,7 +2,7 @@ import { asHobError, HobError, invalid } from './errors.js'
 import type { ErrorCode } from './errors.js'
 import { load } from './loader.js'
 import type { Addon } from './loader.js'
-import type { NativeLetter, NativeMailbox, NativeProvenance } from './native.js'
+import type { NativeEmbeddings, NativeFailure, NativeLetter, NativeMailbox, NativeProvenance, NativeTimings } from './native.js'
 
 /** What a host gives with an admission. */
 export interface Functions {
@@ -17,6 +17,7 @@ interface Pending {
   signal?: AbortSignal | undefined
   onAbort?: () => void
   onProgress?: ((fraction: number) => void) | undefined
+  shape: ((value: never) => unknown) | undefined
   /** An error that the host's own function threw, and whether the call was cancelled because of it. */
   thrown?: { error: unknown; stopped: boolean }
 }
@@ -26,7 +27,20 @@ export interface CallOptions {
   signal?: AbortSignal | undefined
   onProgress?: ((fraction: number) => void) | undefined
   functions?: Functions
+  /** Makes what the host gets of what the addon gave. Must not throw. */
+  shape?: (value: never) => unknown
 }
+
+// As bindings/napi/src/results.rs numbers them.
+const READY = 1
+const EMBEDDINGS = 2
+
+/** What `mailbox.take` writes: how many numbers are used, and then records, each with its kind first. */
+const page = new Float64Array(8192)
+const floats = new Float32Array(page.buffer)
+
+/** What a stream's `look` writes. Read it before the next look. */
+export const scratch = new Float64Array(1024)
 
 /**
  * All calls of this thread into the addon: who waits for which answer. The addon rings once for many answers; while somebody
@@ -36,10 +50,11 @@ class Calls {
   readonly addon: Addon
   readonly mailbox: NativeMailbox
   #pending = new Map<number, Pending>()
-  #waiting = new Map<number, () => void>()
+  #waiting = new Map<number, { keepAlive: boolean; ready: () => void }>()
   #functions = new Map<number, Functions>()
   #runs = new Map<number, AbortController>()
   #provenances = new Map<number, Readonly<NativeProvenance>>()
+  #poolings = new Map<number, string>()
   #last = 0
   #alive = 0
 
@@ -55,21 +70,20 @@ class Calls {
 
   /** Starts a call by its number and waits for its end. Never throws: what goes wrong is the promise's. */
   call<T>(start: (id: number) => void, options: CallOptions = {}): Promise<T> {
-    const { signal, onProgress, functions } = options
+    const { signal, onProgress, functions, shape } = options
     return new Promise<T>((resolve, reject) => {
       if (signal?.aborted) return reject(aborted(signal))
       const id = this.number()
-      const pending: Pending = { resolve: resolve as (value: unknown) => void, reject, signal, onProgress }
-      this.#pending.set(id, pending)
-      if (functions !== undefined) this.#functions.set(id, functions)
-      this.keepAlive(1)
+      // First: the rest is done while others work already. No letter is read before this returns.
       try {
         start(id)
       } catch (error) {
-        this.#functions.delete(id)
-        this.#end(id)
         return reject(asHobError(error))
       }
+      const pending: Pending = { resolve: resolve as (value: unknown) => void, reject, signal, onProgress, shape }
+      this.#pending.set(id, pending)
+      if (functions !== undefined) this.#functions.set(id, functions)
+      this.keepAlive(1)
       if (signal !== undefined) {
         pending.onAbort = () => this.mailbox.cancel(id)
         signal.addEventListener('abort', pending.onAbort, { once: true })
@@ -77,28 +91,32 @@ class Calls {
     })
   }
 
-  /** Completes when the stream or subscription of this number has something to look at. */
-  ready(id: number, keepAlive: boolean): Promise<void> {
-    return new Promise((resolve) => {
-      if (keepAlive) this.keepAlive(1)
-      this.#waiting.set(id, () => {
-        if (keepAlive) this.keepAlive(-1)
-        resolve()
-      })
-    })
+  /** Runs `ready` once when the stream or subscription of this number has something to look at. */
+  listen(id: number, keepAlive: boolean, ready: () => void): void {
+    if (keepAlive) this.keepAlive(1)
+    this.#waiting.set(id, { keepAlive, ready })
   }
 
-  /** Wakes whoever waits for that number. */
+  /** Runs what waits for that number. */
   wake(id: number): void {
     const waiting = this.#waiting.get(id)
+    if (waiting === undefined) return
     this.#waiting.delete(id)
-    waiting?.()
+    waiting.ready()
+    if (waiting.keepAlive) this.keepAlive(-1)
   }
 
   /** Where a result with this number comes from. Results share the object. */
   provenance(number: number): Readonly<NativeProvenance> {
     let known = this.#provenances.get(number)
     if (known === undefined) this.#provenances.set(number, (known = Object.freeze(this.addon.provenance(number))))
+    return known
+  }
+
+  /** How vectors with this number were pooled. */
+  pooling(number: number): string {
+    let known = this.#poolings.get(number)
+    if (known === undefined) this.#poolings.set(number, (known = this.addon.pooling(number)))
     return known
   }
 
@@ -119,39 +137,68 @@ class Calls {
   }
 
   #deliver(): void {
-    for (const letter of this.mailbox.take()) {
-      switch (letter.kind) {
-        case 'settled':
-          this.#settle(letter)
-          break
-        case 'progress':
-          this.#progress(letter)
-          break
-        case 'ready':
-          this.wake(letter.id)
-          break
-        case 'abort':
-          this.#runs.get(letter.call ?? 0)?.abort(new HobError('Cancelled', 'nobody waits for this load any more'))
-          break
-        case 'forget':
-          this.#functions.delete(letter.id)
-          break
-        default:
-          void this.#run(letter, letter.kind)
-      }
+    const letters = this.mailbox.take(page)
+    let other = 0
+    for (let at = 1; at < page[0]!;) {
+      const kind = page[at++]
+      if (kind === EMBEDDINGS) at = this.#embedded(at)
+      else if (kind === READY) this.wake(page[at++]!)
+      else this.#read(letters![other++]!)
     }
   }
 
-  #settle(letter: NativeLetter): void {
-    const pending = this.#end(letter.id)
+  /** Reads a record of vectors; returns where it ends. */
+  #embedded(at: number): number {
+    const length = page[at + 1]!
+    const first = 2 * (at + 12)
+    const end = at + 12 + Math.ceil(length / 2)
+    const timings: NativeTimings = { queueMs: page[at + 7]!, totalMs: page[at + 11]! }
+    const [loadMs, prefillMs, decodeMs] = [page[at + 8]!, page[at + 9]!, page[at + 10]!]
+    if (!Number.isNaN(loadMs)) timings.loadMs = loadMs
+    if (!Number.isNaN(prefillMs)) timings.prefillMs = prefillMs
+    if (!Number.isNaN(decodeMs)) timings.decodeMs = decodeMs
+    const vectors: NativeEmbeddings = {
+      data: floats.slice(first, first + length),
+      dimensions: page[at + 2]!,
+      pooling: page[at + 3]!,
+      promptTokens: page[at + 4]!,
+      droppedTokens: page[at + 5]!,
+      provenance: page[at + 6]!,
+      timings,
+    }
+    this.#settle(page[at]!, vectors)
+    return end
+  }
+
+  #read(letter: NativeLetter): void {
+    switch (letter.kind) {
+      case 'settled':
+        this.#settle(letter.id, letter.value, letter.error)
+        break
+      case 'progress':
+        this.#progress(letter)
+        break
+      case 'abort':
+        this.#runs.get(letter.call ?? 0)?.abort(new HobError('Cancelled', 'nobody waits for this load any more'))
+        break
+      case 'forget':
+        this.#functions.delete(letter.id)
+        break
+      default:
+        void this.#run(letter, letter.kind)
+    }
+  }
+
+  #settle(id: number, value: unknown, failure?: NativeFailure): void {
+    const pending = this.#end(id)
     if (pending === undefined) return
-    const { thrown, signal } = pending
+    const { thrown, signal, shape } = pending
     if (thrown?.stopped) {
       // Also when the load was so near its end that it succeeded all the same.
       return pending.reject(new HobError('Callback', 'the progress function threw; the load was stopped', { cause: thrown.error }))
     }
-    if (letter.error === undefined) return pending.resolve(letter.value)
-    const { code, message } = letter.error as { code: ErrorCode; message: string }
+    if (failure === undefined) return pending.resolve(shape === undefined ? value : shape(value as never))
+    const { code, message } = failure as { code: ErrorCode; message: string }
     if (code === 'Cancelled' && signal?.aborted) pending.reject(aborted(signal))
     else if (code === 'Callback' && thrown !== undefined) pending.reject(new HobError(code, message, { cause: thrown.error }))
     else pending.reject(new HobError(code, message))

@@ -25,9 +25,11 @@ interface FromModel {
 }
 
 /** Vectors, in the order of the texts. */
-export interface Embeddings extends Omit<NativeEmbeddings, 'provenance'>, FromModel {
+export interface Embeddings extends Omit<NativeEmbeddings, 'pooling' | 'provenance'>, FromModel {
   /** One vector per text: views of `data`, without a copy. */
   embeddings: Float32Array[]
+  /** How token states were pooled. */
+  pooling: string
 }
 
 /** Documents by score. */
@@ -138,14 +140,14 @@ export class Engine implements AsyncDisposable {
   }
 
   /** Turns texts into vectors, in the order given. */
-  async embed(request: EmbedRequest): Promise<Embeddings> {
-    const wanted = readEmbed(request)
-    const start = (id: number) => this.#native.embed(id, wanted, request.cancel?.native)
-    const vectors = await theCalls().call<NativeEmbeddings>(start, { signal: request.signal })
-    const { data, dimensions } = vectors
-    const embeddings: Float32Array[] = []
-    for (let at = 0; at < data.length; at += dimensions) embeddings.push(data.subarray(at, at + dimensions))
-    return { embeddings, ...sourced(vectors) }
+  embed(request: EmbedRequest): Promise<Embeddings> {
+    try {
+      const { model, texts, options } = readEmbed(request)
+      const { signal, cancel } = request
+      return theCalls().call((id) => this.#native.embed(id, model, texts, options, cancel?.native), { signal, shape: rows })
+    } catch (error) {
+      return Promise.reject(asHobError(error))
+    }
   }
 
   /** Orders documents by how well they answer a query. */
@@ -194,6 +196,16 @@ function named(model: unknown): void {
 function looked(what: string, model: unknown, options: LoadOptions) {
   named(model)
   return readRequest(what, { load: options }) ?? {}
+}
+
+function rows(vectors: NativeEmbeddings): Embeddings {
+  const { data, dimensions, promptTokens, droppedTokens, timings } = vectors
+  const embeddings: Float32Array[] = []
+  if (data.length === dimensions) embeddings.push(data)
+  else for (let at = 0; at < data.length; at += dimensions) embeddings.push(data.subarray(at, at + dimensions))
+  const calls = theCalls()
+  const [pooling, provenance] = [calls.pooling(vectors.pooling), calls.provenance(vectors.provenance)]
+  return { embeddings, data, dimensions, pooling, promptTokens, droppedTokens, timings, provenance }
 }
 
 /** The result with its provenance in place of that one's number. */

@@ -4,12 +4,12 @@ import { check } from './checks.js'
 import { theCalls } from './calls.js'
 import { asHobError, invalid } from './errors.js'
 import type { ErrorCode } from './errors.js'
+import { Line } from './line.js'
 import type {
   NativeCharge, NativeEvents, NativeEvicted, NativeLease, NativePause, NativePlan, NativePool, NativePoolEvent, NativePoolStatus,
   NativeReclaimed,
 } from './native.js'
 import type { Idle, NoRoom } from './requests.js'
-import { Turns } from './turns.js'
 
 export type {
   NativeCounters as Counters, NativeEntryStatus as EntryStatus, NativeEvicted as Evicted, NativeFailure as Failure,
@@ -184,29 +184,19 @@ export class Charge implements Disposable {
 
 /** What happens in a pool: an async iterator that ends with the pool. Waiting for it does not keep a process alive. */
 export class PoolEvents implements AsyncIterableIterator<PoolEvent, undefined>, AsyncDisposable {
-  readonly #id: number
   #native: NativeEvents | undefined
   #events: NativePoolEvent[] = []
-  readonly #turns = new Turns()
+  readonly #line: Line<IteratorResult<PoolEvent, undefined>>
 
   /** @internal */
   constructor(native: NativeEvents, id: number) {
     this.#native = native
-    this.#id = id
+    this.#line = new Line(id, false, () => this.#take())
   }
 
   /** The next event. */
   next(): Promise<IteratorResult<PoolEvent, undefined>> {
-    return this.#turns.take(
-      () => this.#take(),
-      async () => {
-        for (;;) {
-          const taken = this.#take()
-          if (taken !== undefined) return taken
-          await theCalls().ready(this.#id, false)
-        }
-      },
-    )
+    return this.#line.next()
   }
 
   #take(): IteratorResult<PoolEvent, undefined> | undefined {
@@ -225,7 +215,7 @@ export class PoolEvents implements AsyncIterableIterator<PoolEvent, undefined>, 
     this.#native?.free()
     this.#native = undefined
     this.#events = []
-    theCalls().wake(this.#id)
+    this.#line.look()
     return Promise.resolve({ done: true, value: undefined })
   }
 

@@ -354,14 +354,16 @@ export function readGenerate(request: GenerateRequest): NativeGenerate {
   }) as NativeGenerate
 }
 
-export function readEmbed(request: EmbedRequest): NativeEmbed {
+export function readEmbed(request: EmbedRequest): { model: string; texts: string[]; options: NativeEmbed | undefined } {
   check('embed', request, EMBED, ['model', 'texts'])
   const { model, texts, promptName, dimensions, normalize, truncate } = request
-  return given({
-    model, promptName, dimensions, normalize, truncate,
+  const common = readRequest('embed', request)
+  const plain = (promptName ?? dimensions ?? normalize ?? truncate ?? common) === undefined
+  return {
+    model,
     texts: typeof texts === 'string' ? [texts] : (texts as string[]),
-    request: readRequest('embed', request),
-  }) as NativeEmbed
+    options: plain ? undefined : (given({ promptName, dimensions, normalize, truncate, request: common }) as NativeEmbed),
+  }
 }
 
 export function readRerank(request: RerankRequest): NativeRerank {

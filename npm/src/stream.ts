@@ -1,7 +1,7 @@
-import { aborted, theCalls } from './calls.js'
+import { aborted, scratch } from './calls.js'
 import { asHobError, HobError } from './errors.js'
 import type { NativeEvent, NativeProvenance, NativeStream, NativeTimings, NativeTokenLogprob } from './native.js'
-import { Turns } from './turns.js'
+import { Line } from './line.js'
 
 export type { NativeProvenance as Provenance, NativeTimings as Timings, NativeTokenLogprob as TokenLogprob } from './native.js'
 
@@ -84,6 +84,8 @@ export interface Generation extends Summary {
   logprobs: NativeTokenLogprob[]
 }
 
+type Next = IteratorResult<StreamEvent, undefined>
+
 type Started = { native: NativeStream; id: number; signal: AbortSignal | undefined } | { error: HobError }
 
 /**
@@ -91,26 +93,23 @@ type Started = { native: NativeStream; id: number; signal: AbortSignal | undefin
  * garbage collector all end it. A stream that is read too slowly pauses itself, never others.
  */
 export class GenerateStream implements AsyncIterableIterator<StreamEvent, undefined>, AsyncDisposable {
-  readonly #id: number
   readonly #signal: AbortSignal | undefined
   #native: NativeStream | undefined
   #events: NativeEvent[] = []
   #at = 0
   #error: HobError | undefined
-  readonly #turns = new Turns()
+  readonly #line: Line<Next>
   #unlisten: (() => void) | undefined
 
   /** @internal */
   constructor(started: Started) {
+    this.#line = new Line('error' in started ? 0 : started.id, true, () => this.#take())
     if ('error' in started) {
-      this.#id = 0
-      this.#signal = undefined
       this.#error = started.error
       return
     }
-    const { native, id, signal } = started
+    const { native, signal } = started
     this.#native = native
-    this.#id = id
     this.#signal = signal
     if (signal !== undefined) {
       // Weak: a signal that lives on must not keep a stream that everybody else has dropped.
@@ -124,61 +123,49 @@ export class GenerateStream implements AsyncIterableIterator<StreamEvent, undefi
 
   /** The next event. Rejects once with the stream's error, a `HobError`; after the end it is done. */
   next(): Promise<IteratorResult<StreamEvent, undefined>> {
-    return this.#turns.take(
-      () => {
-        const event = this.#take()
-        return event === undefined ? undefined : { done: false, value: event }
-      },
-      () => this.#wait(),
-    )
+    return this.#line.next()
   }
 
-  #take(): StreamEvent | undefined {
-    if (this.#at === this.#events.length) this.#look()
-    const event = this.#events[this.#at]
-    if (event === undefined) return undefined
-    this.#at++
-    return shaped(event)
-  }
-
-  /** Fetches what has come, if all fetched before is given out. */
-  #look(): void {
-    if (this.#native === undefined) return
-    try {
-      const events = this.#native.look()
-      this.#events = events ?? []
-      this.#at = 0
-      if (events !== null && events.length === 0) this.#end()
-      else if (events?.at(-1)?.kind === 'finished') this.#end()
-    } catch (error) {
-      const failed = asHobError(error)
-      const signal = this.#signal
-      this.#error = failed.code === 'Cancelled' && signal?.aborted ? aborted(signal) : failed
-      this.#events = []
-      this.#at = 0
-      this.#end()
-    }
-  }
-
-  async #wait(): Promise<IteratorResult<StreamEvent, undefined>> {
-    for (;;) {
-      const event = this.#take()
-      if (event !== undefined) return { done: false, value: event }
-      if (this.#native === undefined) break
-      await theCalls().ready(this.#id, true)
-    }
+  /** The next event, if it is there, or the end. Throws the error. */
+  #take(): Next | undefined {
+    const value = this.#event()
+    if (value !== undefined) return { done: false, value }
+    if (this.#native !== undefined) return undefined
     const error = this.#error
     this.#error = undefined
     if (error !== undefined) throw error
     return { done: true, value: undefined }
   }
 
+  /** Fetches what has come, if all fetched before is given out. */
+  #event(): StreamEvent | undefined {
+    if (this.#at < this.#events.length) return shaped(this.#events[this.#at++]!)
+    if (this.#native === undefined) return undefined
+    try {
+      const events = this.#native.look(scratch)
+      if (events === null) return undefined
+      if (typeof events === 'string') {
+        const tokenIds: number[] = []
+        for (let at = 1; at <= scratch[0]!; at++) tokenIds.push(scratch[at]!)
+        return { type: 'chunk', text: events, reasoning: '', tokenIds }
+      }
+      this.#events = events
+      this.#at = 0
+      if (events.length === 0 || events[events.length - 1]!.kind === 'finished') this.#end()
+      return events.length === 0 ? undefined : shaped(events[this.#at++]!)
+    } catch (error) {
+      const failed = asHobError(error)
+      const signal = this.#signal
+      this.#error = failed.code === 'Cancelled' && signal?.aborted ? aborted(signal) : failed
+      this.#end()
+      return undefined
+    }
+  }
+
   #end(): void {
     this.#native = undefined
     this.#unlisten?.()
     this.#unlisten = undefined
-    // Who waits for a letter need not any more.
-    if (this.#id !== 0) theCalls().wake(this.#id)
   }
 
   [Symbol.asyncIterator](): this {
@@ -192,6 +179,8 @@ export class GenerateStream implements AsyncIterableIterator<StreamEvent, undefi
     this.#at = 0
     this.#error = undefined
     this.#end()
+    // Who waits for a letter need not any more.
+    this.#line.look()
     return Promise.resolve({ done: true, value: undefined })
   }
 

@@ -21,7 +21,7 @@ use std::task::Poll;
 
 use hob::pool::{Progress, Runtime, Spawn, Token};
 use hob::{BoxFuture, CancelToken, Error, ErrorKind};
-use napi::bindgen_prelude::Function;
+use napi::bindgen_prelude::{Float64ArraySlice, Function};
 use napi::threadsafe_function::{ThreadsafeFunction, ThreadsafeFunctionCallMode};
 use napi::{Env, Status, sys};
 use napi_derive::napi;
@@ -29,7 +29,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use crate::error::{NativeFailure, Refusal, enter, number, whole};
-use crate::results::{NativeLetter, Value};
+use crate::results::{NativeLetter, Page, Value, scratch};
 use crate::task;
 
 type Bell = ThreadsafeFunction<(), (), (), Status, false, true, 0>;
@@ -134,10 +134,27 @@ impl Mailbox {
             !std::mem::replace(&mut inbox.rung, true)
         };
         if ring {
-            // A throw of the dispatcher's is caught here and not taken to be the host's uncaught exception.
-            self.bell.call_with_return_value((), ThreadsafeFunctionCallMode::NonBlocking, |_, _| Ok(()));
+            self.ring();
         }
         true
+    }
+
+    /// Puts letters back, in front of all that have come since.
+    fn send_again(&self, mut letters: VecDeque<Letter>) {
+        let ring = {
+            let mut inbox = self.post.inbox.lock();
+            letters.append(&mut inbox.letters);
+            inbox.letters = letters;
+            !std::mem::replace(&mut inbox.rung, true)
+        };
+        if ring {
+            self.ring();
+        }
+    }
+
+    fn ring(&self) {
+        // A throw of the dispatcher's is caught here and not taken to be the host's uncaught exception.
+        self.bell.call_with_return_value((), ThreadsafeFunctionCallMode::NonBlocking, |_, _| Ok(()));
     }
 
     /// The token of a request: a child of the caller's, else of the environment's.
@@ -276,16 +293,31 @@ impl NativeMailbox {
         Ok(Self { mailbox: Arc::new(Mailbox { post, bell }) })
     }
 
-    /// The letters that have come, oldest first.
+    /// The letters that have come, oldest first: as numbers on the page where they consist of nothing else, the others as values.
     #[napi]
-    pub fn take(&self) -> Result<Vec<NativeLetter>, Refusal> {
+    pub fn take(&self, mut page: Float64ArraySlice<'_>) -> Result<Option<Vec<NativeLetter>>, Refusal> {
         enter(|| {
-            let letters = {
+            let mut page = Page::new(scratch(&mut page))?;
+            let mut letters = {
                 let mut inbox = self.mailbox.post.inbox.lock();
                 inbox.rung = false;
                 std::mem::take(&mut inbox.letters)
             };
-            Ok(letters.into_iter().map(NativeLetter::from).collect())
+            let mut others = Vec::new();
+            while !page.is_full()
+                && let Some(letter) = letters.pop_front()
+            {
+                if let Some(other) = letter.write(&mut page) {
+                    page.write(&[Page::OTHER]);
+                    others.push(other);
+                }
+            }
+            page.end();
+            // Next time: meanwhile the event loop does something else.
+            if !letters.is_empty() {
+                self.mailbox.send_again(letters);
+            }
+            Ok((!others.is_empty()).then_some(others))
         })
     }
 
@@ -357,24 +389,31 @@ impl NativeMailbox {
     }
 }
 
-impl From<Letter> for NativeLetter {
-    fn from(letter: Letter) -> Self {
-        let empty = Self { kind: "", id: 0.0, value: None, error: None, call: None, token: None, fraction: None };
-        match letter {
-            Letter::Settled(id, result) => {
+impl Letter {
+    /// Writes it as numbers, or gives it back as a value.
+    fn write(self, page: &mut Page<'_>) -> Option<NativeLetter> {
+        let empty = NativeLetter { kind: "", id: 0.0, value: None, error: None, call: None, token: None, fraction: None };
+        Some(match self {
+            Self::Ready(id) => {
+                page.write(&[Page::READY, number(id)]);
+                return None;
+            }
+            Self::Settled(id, result) => {
+                let id = number(id);
                 let (value, error) = match *result {
+                    Ok(Value::Embeddings(vectors)) if vectors.write(page, id) => return None,
                     Ok(value) => (Some(value), None),
                     Err(error) => (None, Some(NativeFailure::from(&error))),
                 };
-                Self { kind: "settled", id: number(id), value, error, ..empty }
+                NativeLetter { kind: "settled", id, value, error, ..empty }
             }
-            Letter::Progress(id, fraction) => Self { kind: "progress", id: number(id), fraction: Some(fraction), ..empty },
-            Letter::Ready(id) => Self { kind: "ready", id: number(id), ..empty },
-            Letter::Call { id, call, what, token } => {
-                Self { kind: what.name(), id: number(id), call: Some(number(call)), token: Some(number(token.as_u64())), ..empty }
+            Self::Progress(id, fraction) => NativeLetter { kind: "progress", id: number(id), fraction: Some(fraction), ..empty },
+            Self::Call { id, call, what, token } => {
+                let (call, token) = (Some(number(call)), Some(number(token.as_u64())));
+                NativeLetter { kind: what.name(), id: number(id), call, token, ..empty }
             }
-            Letter::Abort(call) => Self { kind: "abort", call: Some(number(call)), ..empty },
-            Letter::Forget(id) => Self { kind: "forget", id: number(id), ..empty },
-        }
+            Self::Abort(call) => NativeLetter { kind: "abort", call: Some(number(call)), ..empty },
+            Self::Forget(id) => NativeLetter { kind: "forget", id: number(id), ..empty },
+        })
     }
 }
