@@ -17,7 +17,7 @@ interface Pending {
   signal?: AbortSignal | undefined
   onAbort?: () => void
   onProgress?: ((fraction: number) => void) | undefined
-  shape: ((value: never) => unknown) | undefined
+  shape?: ((value: never) => unknown) | undefined
   /** An error that the host's own function threw, and whether the call was cancelled because of it. */
   thrown?: { error: unknown; stopped: boolean }
 }
@@ -72,21 +72,25 @@ class Calls {
   call<T>(start: (id: number) => void, options: CallOptions = {}): Promise<T> {
     const { signal, onProgress, functions, shape } = options
     return new Promise<T>((resolve, reject) => {
-      if (signal?.aborted) return reject(aborted(signal))
       const id = this.number()
-      // First: the rest is done while others work already. No letter is read before this returns.
+      let started = false
       try {
+        if (signal?.aborted) throw aborted(signal)
+        // First: the rest is done while others work already. No letter is read before this returns.
         start(id)
+        started = true
+        const pending: Pending = { resolve: resolve as (value: unknown) => void, reject, signal, onProgress, shape }
+        if (signal !== undefined) {
+          pending.onAbort = () => this.mailbox.cancel(id)
+          signal.addEventListener('abort', pending.onAbort, { once: true })
+        }
+        this.#pending.set(id, pending)
+        if (functions !== undefined) this.#functions.set(id, functions)
+        this.keepAlive(1)
       } catch (error) {
-        return reject(asHobError(error))
-      }
-      const pending: Pending = { resolve: resolve as (value: unknown) => void, reject, signal, onProgress, shape }
-      this.#pending.set(id, pending)
-      if (functions !== undefined) this.#functions.set(id, functions)
-      this.keepAlive(1)
-      if (signal !== undefined) {
-        pending.onAbort = () => this.mailbox.cancel(id)
-        signal.addEventListener('abort', pending.onAbort, { once: true })
+        // A signal that is none: nobody waits for what has begun.
+        if (started) this.mailbox.cancel(id)
+        reject(asHobError(error))
       }
     })
   }
@@ -132,7 +136,7 @@ class Calls {
     if (pending === undefined) return undefined
     this.#pending.delete(id)
     this.keepAlive(-1)
-    if (pending.onAbort !== undefined) pending.signal?.removeEventListener('abort', pending.onAbort)
+    if (pending.onAbort !== undefined) unlisten(pending.signal, pending.onAbort)
     return pending
   }
 
@@ -199,7 +203,7 @@ class Calls {
     }
     if (failure === undefined) return pending.resolve(shape === undefined ? value : shape(value as never))
     const { code, message } = failure as { code: ErrorCode; message: string }
-    if (code === 'Cancelled' && signal?.aborted) pending.reject(aborted(signal))
+    if (code === 'Cancelled' && isAborted(signal)) pending.reject(aborted(signal))
     else if (code === 'Callback' && thrown !== undefined) pending.reject(new HobError(code, message, { cause: thrown.error }))
     else pending.reject(new HobError(code, message))
   }
@@ -243,9 +247,26 @@ class Calls {
   }
 }
 
+/** Stops listening to a host's signal, which may be anything that looks like one: what it throws must not keep others from their answers. */
+export function unlisten(signal: AbortSignal | undefined, listener: () => void): void {
+  try {
+    signal?.removeEventListener('abort', listener)
+  } catch {
+    // It is called in vain then.
+  }
+}
+
+export function isAborted(signal: AbortSignal | undefined): signal is AbortSignal {
+  try {
+    return signal?.aborted === true
+  } catch {
+    return false
+  }
+}
+
 function describe(error: unknown): string {
   try {
-    return error instanceof Error ? error.message : String(error)
+    return String(error instanceof Error ? error.message : error)
   } catch {
     return 'it threw something that cannot be shown'
   }
@@ -253,8 +274,14 @@ function describe(error: unknown): string {
 
 /** The error of a request whose signal was aborted. */
 export function aborted(signal: AbortSignal): HobError {
-  const cause: unknown = signal.reason
-  const late = cause instanceof Error && cause.name === 'TimeoutError'
+  let cause: unknown
+  let late = false
+  try {
+    cause = signal.reason
+    late = cause instanceof Error && cause.name === 'TimeoutError'
+  } catch {
+    // A reason that cannot be looked at is handed on all the same.
+  }
   return late
     ? new HobError('Timeout', "the signal's time was up", { cause })
     : new HobError('Cancelled', 'cancelled by its signal', { cause })

@@ -1,12 +1,12 @@
 import * as checks from './checks.js'
 import { check } from './checks.js'
 import { aborted, theCalls } from './calls.js'
-import { asHobError, invalid } from './errors.js'
+import { asHobError, attempt, invalid } from './errors.js'
 import type {
   NativeDecision, NativeDevice, NativeEmbeddings, NativeEngine, NativeEstimate, NativeModelInfo, NativePause, NativeProvenance,
   NativeRanking, NativeScore,
 } from './native.js'
-import { Pause, Pool } from './pool.js'
+import { Inner, Pause, Pool } from './pool.js'
 import { readDecide, readEmbed, readEngineOptions, readGenerate, readRequest, readRerank, readScore, REQUEST } from './requests.js'
 import type {
   DecideRequest, EmbedRequest, EngineOptions, GenerateRequest, LoadOptions, RequestOptions, RerankRequest, ScoreRequest,
@@ -61,15 +61,18 @@ export class Engine implements AsyncDisposable {
   }
 
   /** Opens an engine on MLX's default device. */
-  static async open(options: EngineOptions = {}): Promise<Engine> {
-    const wanted = readEngineOptions(options)
-    const calls = theCalls()
-    return new Engine(await calls.call<NativeEngine>((id) => calls.addon.openEngine(calls.mailbox, id, wanted)))
+  static open(options: EngineOptions = {}): Promise<Engine> {
+    return attempt(() => {
+      const wanted = readEngineOptions(options)
+      const calls = theCalls()
+      const shape = (native: NativeEngine) => new Engine(native)
+      return calls.call((id) => calls.addon.openEngine(calls.mailbox, id, wanted), { shape })
+    })
   }
 
   /** The pool: its status, its events, and room for a host's own residents. */
   get pool(): Pool {
-    return (this.#pool ??= new Pool({ native: this.#native.pool() }))
+    return (this.#pool ??= new Pool(new Inner(this.#native.pool())))
   }
 
   /** The device that computes. */
@@ -88,34 +91,42 @@ export class Engine implements AsyncDisposable {
   }
 
   /** What a model's files say. Reads headers, loads nothing. */
-  async inspect(model: string, options: LoadOptions = {}): Promise<NativeModelInfo> {
-    const request = looked('inspect', model, options)
-    return theCalls().call((id) => this.#native.inspect(id, model, request))
+  inspect(model: string, options: LoadOptions = {}): Promise<NativeModelInfo> {
+    return attempt(() => {
+      const request = looked('inspect', model, options)
+      return theCalls().call((id) => this.#native.inspect(id, model, request))
+    })
   }
 
   /** What a model will take, by part, before it is loaded. */
-  async estimate(model: string, options: LoadOptions = {}): Promise<NativeEstimate> {
-    const request = looked('estimate', model, options)
-    return theCalls().call((id) => this.#native.estimate(id, model, request))
+  estimate(model: string, options: LoadOptions = {}): Promise<NativeEstimate> {
+    return attempt(() => {
+      const request = looked('estimate', model, options)
+      return theCalls().call((id) => this.#native.estimate(id, model, request))
+    })
   }
 
   /** The verbs a model serves: `generate`, `score`, `decide`, `embed`, `rerank`. */
-  async capabilities(model: string): Promise<string[]> {
-    looked('capabilities', model, {})
-    return theCalls().call((id) => this.#native.capabilities(id, model))
+  capabilities(model: string): Promise<string[]> {
+    return attempt(() => {
+      named(model)
+      return theCalls().call((id) => this.#native.capabilities(id, model))
+    })
   }
 
   /**
    * Makes a model resident without using it. `onProgress` hears how far it is, 0 to 1; when it throws, the load is stopped and
    * rejects with `Callback`.
    */
-  async load(model: string, options: RequestOptions & { onProgress?: (fraction: number) => void } = {}): Promise<NativeModelInfo> {
-    check('load', options, { ...REQUEST, onProgress: checks.callback })
-    named(model)
-    const { onProgress, signal, cancel } = options
-    const request = readRequest('load', options) ?? {}
-    const start = (id: number) => this.#native.load(id, model, request, onProgress !== undefined, cancel?.native)
-    return theCalls().call(start, { signal, onProgress })
+  load(model: string, options: RequestOptions & { onProgress?: (fraction: number) => void } = {}): Promise<NativeModelInfo> {
+    return attempt(() => {
+      const checked = check('load', options, { ...REQUEST, onProgress: checks.callback })
+      named(model)
+      const { onProgress, signal, cancel } = checked
+      const request = readRequest('load', checked) ?? {}
+      const start = (id: number) => this.#native.load(id, model, request, onProgress !== undefined, cancel?.native)
+      return theCalls().call(start, { signal, onProgress })
+    })
   }
 
   /**
@@ -128,12 +139,11 @@ export class Engine implements AsyncDisposable {
    */
   generate(request: GenerateRequest): GenerateStream {
     try {
-      const wanted = readGenerate(request)
-      const { signal, cancel, onCancel } = request
+      const { wanted, signal, cancel, stops } = readGenerate(request)
       // With 'stop' an aborted request still gives its empty answer.
-      if (signal?.aborted && onCancel !== 'stop') throw aborted(signal)
+      if (signal?.aborted && !stops) throw aborted(signal)
       const id = theCalls().number()
-      return new GenerateStream({ native: this.#native.generate(id, wanted, cancel?.native), id, signal })
+      return new GenerateStream({ native: this.#native.generate(id, wanted, cancel), id, signal })
     } catch (error) {
       return new GenerateStream({ error: asHobError(error) })
     }
@@ -141,46 +151,49 @@ export class Engine implements AsyncDisposable {
 
   /** Turns texts into vectors, in the order given. */
   embed(request: EmbedRequest): Promise<Embeddings> {
-    try {
-      const { model, texts, options } = readEmbed(request)
-      const { signal, cancel } = request
-      return theCalls().call((id) => this.#native.embed(id, model, texts, options, cancel?.native), { signal, shape: rows })
-    } catch (error) {
-      return Promise.reject(asHobError(error))
-    }
+    return attempt(() => {
+      const { model, list, options, signal, cancel } = readEmbed(request)
+      return theCalls().call((id) => this.#native.embed(id, model, list, options, cancel), { signal, shape: rows })
+    })
   }
 
   /** Orders documents by how well they answer a query. */
-  async rerank(request: RerankRequest): Promise<Ranking> {
-    const wanted = readRerank(request)
-    const start = (id: number) => this.#native.rerank(id, wanted, request.cancel?.native)
-    return sourced(await theCalls().call<NativeRanking>(start, { signal: request.signal }))
+  rerank(request: RerankRequest): Promise<Ranking> {
+    return attempt(() => {
+      const { wanted, signal, cancel } = readRerank(request)
+      return theCalls().call((id) => this.#native.rerank(id, wanted, cancel), { signal, shape: sourced<NativeRanking> })
+    })
   }
 
   /** Log-probabilities of a given completion. */
-  async score(request: ScoreRequest): Promise<NativeScore> {
-    const wanted = readScore(request)
-    return theCalls().call((id) => this.#native.score(id, wanted, request.cancel?.native), { signal: request.signal })
+  score(request: ScoreRequest): Promise<NativeScore> {
+    return attempt(() => {
+      const { wanted, signal, cancel } = readScore(request)
+      return theCalls().call((id) => this.#native.score(id, wanted, cancel), { signal })
+    })
   }
 
   /** Which of some given answers a chat model holds most likely, without sampling. */
-  async decide(request: DecideRequest): Promise<Decision> {
-    const wanted = readDecide(request)
-    const start = (id: number) => this.#native.decide(id, wanted, request.cancel?.native)
-    return sourced(await theCalls().call<NativeDecision>(start, { signal: request.signal }))
+  decide(request: DecideRequest): Promise<Decision> {
+    return attempt(() => {
+      const { wanted, signal, cancel } = readDecide(request)
+      return theCalls().call((id) => this.#native.decide(id, wanted, cancel), { signal, shape: sourced<NativeDecision> })
+    })
   }
 
   /** Holds back new loads until the pause ends (`resume`, or the end of a `using` block). Resident work goes on. */
-  async pause(): Promise<Pause> {
-    return new Pause(await theCalls().call<NativePause>((id) => this.#native.pause(id)))
+  pause(): Promise<Pause> {
+    const shape = (native: NativePause) => new Pause(native)
+    return attempt(() => theCalls().call((id) => this.#native.pause(id), { shape }))
   }
 
   /**
    * Ends every request with `Closed`, unloads every model and gives the memory back. Resolves after `closeTimeoutMs` at the latest
    * and says whether everything had stopped. Idempotent. An engine that is dropped without it closes in the background.
    */
-  async close(): Promise<{ stopped: boolean }> {
-    return { stopped: await theCalls().call<boolean>((id) => this.#native.close(id)) }
+  close(): Promise<{ stopped: boolean }> {
+    const shape = (stopped: boolean) => ({ stopped })
+    return attempt(() => theCalls().call((id) => this.#native.close(id), { shape }))
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
@@ -189,7 +202,7 @@ export class Engine implements AsyncDisposable {
 }
 
 function named(model: unknown): void {
-  const wrong = checks.text(model)
+  const wrong = checks.name(model)
   if (wrong !== undefined) throw invalid(`model ${wrong}`)
 }
 

@@ -1,4 +1,4 @@
-import { aborted, scratch } from './calls.js'
+import { aborted, isAborted, scratch, unlisten } from './calls.js'
 import { asHobError, HobError } from './errors.js'
 import type { NativeEvent, NativeProvenance, NativeStream, NativeTimings, NativeTokenLogprob } from './native.js'
 import { Line } from './line.js'
@@ -111,13 +111,18 @@ export class GenerateStream implements AsyncIterableIterator<StreamEvent, undefi
     const { native, signal } = started
     this.#native = native
     this.#signal = signal
-    if (signal !== undefined) {
-      // Weak: a signal that lives on must not keep a stream that everybody else has dropped.
-      const weak = new WeakRef(native)
-      const listener = () => weak.deref()?.cancel()
+    if (signal === undefined) return
+    // Weak: a signal that lives on must not keep a stream that everybody else has dropped.
+    const weak = new WeakRef(native)
+    const listener = () => weak.deref()?.cancel()
+    try {
       if (signal.aborted) listener()
       else signal.addEventListener('abort', listener, { once: true })
-      this.#unlisten = () => signal.removeEventListener('abort', listener)
+      this.#unlisten = () => unlisten(signal, listener)
+    } catch (error) {
+      // It only looked like a signal.
+      native.free()
+      throw error
     }
   }
 
@@ -156,7 +161,7 @@ export class GenerateStream implements AsyncIterableIterator<StreamEvent, undefi
     } catch (error) {
       const failed = asHobError(error)
       const signal = this.#signal
-      this.#error = failed.code === 'Cancelled' && signal?.aborted ? aborted(signal) : failed
+      this.#error = failed.code === 'Cancelled' && isAborted(signal) ? aborted(signal) : failed
       this.#end()
       return undefined
     }
