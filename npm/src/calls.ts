@@ -35,7 +35,7 @@ export interface CallOptions {
 const READY = 1
 const EMBEDDINGS = 2
 
-/** What `mailbox.take` writes: how many numbers are used, and then records, each with its kind first. */
+/** What `mailbox.take` writes: how many numbers are used, whether more is to come, and then records, each with its kind first. */
 const page = new Float64Array(8192)
 const floats = new Float32Array(page.buffer)
 
@@ -142,8 +142,10 @@ class Calls {
 
   #deliver(): void {
     const letters = this.mailbox.take(page)
+    // Not at once: timers and sockets want their turn too.
+    if (page[1] === 1) setImmediate(() => this.#deliver())
     let other = 0
-    for (let at = 1; at < page[0]!;) {
+    for (let at = 2; at < page[0]!;) {
       const kind = page[at++]
       if (kind === EMBEDDINGS) at = this.#embedded(at)
       else if (kind === READY) this.wake(page[at++]!)

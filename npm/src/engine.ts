@@ -38,6 +38,12 @@ export interface Ranking extends Omit<NativeRanking, 'provenance'>, FromModel {}
 /** Answers by likelihood. */
 export interface Decision extends Omit<NativeDecision, 'provenance'>, FromModel {}
 
+/** How an engine closed. */
+export interface Closed {
+  /** Whether all running work had stopped by then. If not, the device still is at it, and memory comes back when it stops. */
+  stopped: boolean
+}
+
 /** Whether an engine serves requests. `quarantined`: the device has not come back from given-up work; requests are `Busy`. */
 export type Availability = 'ready' | 'working' | 'quarantined' | 'closed'
 
@@ -191,11 +197,12 @@ export class Engine implements AsyncDisposable {
    * Ends every request with `Closed`, unloads every model and gives the memory back. Resolves after `closeTimeoutMs` at the latest
    * and says whether everything had stopped. Idempotent. An engine that is dropped without it closes in the background.
    */
-  close(): Promise<{ stopped: boolean }> {
+  close(): Promise<Closed> {
     const shape = (stopped: boolean) => ({ stopped })
     return attempt(() => theCalls().call((id) => this.#native.close(id), { shape }))
   }
 
+  /** Closes the engine, at the end of an `await using` block. */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.close()
   }

@@ -299,6 +299,7 @@ export interface NativeFailure {
 export interface NativeFakeModel {
   /** By which requests name it. */
   name: string
+  /** What it is for. */
   kind: 'chat' | 'embedder' | 'reranker'
   /** Bytes it takes. */
   bytes: number
@@ -306,8 +307,11 @@ export interface NativeFakeModel {
   reply?: string
   /** A chat model answers with its rendered prompt. */
   echo?: boolean
+  /** Tokens it can attend to. */
   context?: number
+  /** Numbers per vector of an embedder; 8 by default. */
   dimensions?: number
+  /** Bytes of keys and values per token of a conversation. */
   kvBytesPerToken?: number
   /** The chat template, by whose marks answers are read. */
   template?: string
@@ -366,7 +370,10 @@ export interface NativeLetter {
 export declare class NativeMailbox {
   /** `bell` is called in the event loop when there are letters. It does not keep the loop alive until `ref` is called. */
   constructor(bell: () => void)
-  /** The letters that have come, oldest first: as numbers on the page where they consist of nothing else, the others as values. */
+  /**
+   * The letters that have come, oldest first: as numbers on the page where they consist of nothing else, the others as values. The
+   * page says whether there are more: then the bell does not ring, and JavaScript takes them when the event loop has had a turn.
+   */
   take(page: Float64Array): Array<NativeLetter> | null
   /** Keeps the event loop alive, until `unref`. */
   ref(): void

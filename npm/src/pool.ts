@@ -93,20 +93,128 @@ export interface PoolOptions {
 /** Why an entry goes. */
 export type UnloadReason = 'evicted' | 'idle' | 'requested' | 'forgotten' | 'replaced' | 'closed'
 
+/** What every event of an entry says. */
+export interface EntryEvent {
+  /** The entry's name. */
+  key: Key
+}
+
+/** What every event of a load or an unload says. */
+export interface ResidentEvent extends EntryEvent {
+  /** The number under which its host keeps it. */
+  token: number
+}
+
+/** An admission stands in line for room. */
+export interface WaitingEvent extends EntryEvent {
+  /** What happened. */
+  event: 'waiting'
+  /** What it will take. */
+  bytes: number
+  /** Admissions that are served before it. */
+  ahead: number
+}
+
+/** An admission was refused. */
+export interface RefusedEvent extends EntryEvent {
+  /** What happened. */
+  event: 'refused'
+  /** What it would have taken. */
+  bytes: number
+  /** Why. */
+  code: ErrorCode
+}
+
+/** A load begins: its bytes are on the account. */
+export interface LoadStartedEvent extends ResidentEvent {
+  /** What happened. */
+  event: 'loadStarted'
+  /** What it is expected to take. */
+  bytes: number
+}
+
+/** How far a load is. */
+export interface LoadProgressEvent extends ResidentEvent {
+  /** What happened. */
+  event: 'loadProgress'
+  /** 0 to 100. */
+  percent: number
+}
+
+/** The entry is resident. */
+export interface LoadedEvent extends ResidentEvent {
+  /** What happened. */
+  event: 'loaded'
+  /** What it takes. */
+  bytes: number
+  /** How long the load took, in milliseconds. */
+  ms: number
+}
+
+/** A load failed; its bytes are off the account. */
+export interface LoadFailedEvent extends ResidentEvent {
+  /** What happened. */
+  event: 'loadFailed'
+  /** Why. */
+  code: ErrorCode
+  /** How long it took to fail, in milliseconds. */
+  ms: number
+}
+
+/** An entry is let go of: nobody gets a use of it any more. */
+export interface UnloadStartedEvent extends ResidentEvent {
+  /** What happened. */
+  event: 'unloadStarted'
+  /** Why. */
+  reason: UnloadReason
+}
+
+/** An entry is gone and its bytes are off the account. */
+export interface UnloadedEvent extends ResidentEvent {
+  /** What happened. */
+  event: 'unloaded'
+  /** Why. */
+  reason: UnloadReason
+  /** What it took. */
+  bytes: number
+  /** How long its release took, in milliseconds. */
+  ms: number
+}
+
+/** A release failed. The entry is gone from the account all the same. */
+export interface ReleaseFailedEvent extends ResidentEvent {
+  /** What happened. */
+  event: 'releaseFailed'
+  /** Why. */
+  code: ErrorCode
+}
+
+/** The budget was changed. */
+export interface BudgetEvent {
+  /** What happened. */
+  event: 'budgetChanged'
+  /** The budget now. */
+  bytes: number
+}
+
+/** The pool was paused, resumed or closed; or something that this version of the package has no name for. */
+export interface StateEvent {
+  /** What happened. */
+  event: 'paused' | 'resumed' | 'closed' | 'unknown'
+}
+
+/** The reader was too slow. */
+export interface MissedEvent {
+  /** What happened. */
+  event: 'missed'
+  /** How many of the oldest unread events were dropped. */
+  missed: number
+}
+
 /** Something that happened in a pool. A later version may add events. */
 export type PoolEvent =
-  | { event: 'waiting'; key: Key; bytes: number; ahead: number }
-  | { event: 'refused'; key: Key; bytes: number; code: ErrorCode }
-  | { event: 'loadStarted'; key: Key; token: number; bytes: number }
-  | { event: 'loadProgress'; key: Key; token: number; percent: number }
-  | { event: 'loaded'; key: Key; token: number; bytes: number; ms: number }
-  | { event: 'loadFailed'; key: Key; token: number; code: ErrorCode; ms: number }
-  | { event: 'unloadStarted'; key: Key; token: number; reason: UnloadReason }
-  | { event: 'unloaded'; key: Key; token: number; reason: UnloadReason; bytes: number; ms: number }
-  | { event: 'releaseFailed'; key: Key; token: number; code: ErrorCode }
-  | { event: 'budgetChanged'; bytes: number }
-  | { event: 'paused' | 'resumed' | 'closed' | 'unknown' }
-  | { event: 'missed'; missed: number }
+  | WaitingEvent | RefusedEvent | LoadStartedEvent | LoadProgressEvent | LoadedEvent | LoadFailedEvent | UnloadStartedEvent
+  | UnloadedEvent | ReleaseFailedEvent | BudgetEvent | StateEvent | MissedEvent
 
 /** A use of a resident: while it lasts the entry is neither evicted nor swept. Made for `using`. */
 export class Lease implements Disposable {
@@ -135,6 +243,7 @@ export class Lease implements Disposable {
     return this.#native.end()
   }
 
+  /** Ends the use, at the end of a `using` block. */
   [Symbol.dispose](): void {
     this.#native.end()
   }
@@ -154,6 +263,7 @@ export class Pause implements Disposable {
     return this.#native.resume()
   }
 
+  /** Ends the pause, at the end of a `using` block. */
   [Symbol.dispose](): void {
     this.#native.resume()
   }
@@ -178,6 +288,7 @@ export class Charge implements Disposable {
     return this.#native.end()
   }
 
+  /** Ends the charge, at the end of a `using` block. */
   [Symbol.dispose](): void {
     this.#native.end()
   }
@@ -220,10 +331,12 @@ export class PoolEvents implements AsyncIterableIterator<PoolEvent, undefined>, 
     return Promise.resolve({ done: true, value: undefined })
   }
 
+  /** Itself: a subscription is read once. */
   [Symbol.asyncIterator](): this {
     return this
   }
 
+  /** Ends the subscription, at the end of an `await using` block. */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.return()
   }
@@ -430,6 +543,7 @@ export class Pool implements AsyncDisposable {
     return attempt(() => theCalls().call((id) => this.#native.close(id), { shape: () => undefined }))
   }
 
+  /** Closes the pool, at the end of an `await using` block. */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.close()
   }

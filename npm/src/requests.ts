@@ -93,32 +93,66 @@ export interface LoadOptions {
 
 /** A part of a message, in the style of other APIs. */
 export interface ContentPart {
+  /** There are parts of text only. */
   type: 'text'
+  /** The text. */
   text: string
 }
 
 /** A call that an assistant made, in OpenAI's shape. */
 export interface MessageToolCall {
+  /** Which call this is; the tool's message names it in `tool_call_id`. */
   id?: string
+  /** There are calls of functions only. */
   type?: 'function'
-  function: { name: string; arguments: string | object }
+  /** What was called. */
+  function: CalledFunction
+}
+
+/** The name and the arguments of a call. */
+export interface CalledFunction {
+  /** The tool's name. */
+  name: string
+  /** The arguments: a JSON object, or its text. */
+  arguments: string | object
 }
 
 /** A message of a conversation, in OpenAI's shape. Further fields are handed to the model's chat template. */
 export interface Message {
+  /** Who speaks. Templates know the four; some know others. */
   role: 'system' | 'user' | 'assistant' | 'tool' | (string & {})
+  /** What is said; absent or null where calls of tools are all. */
   content?: string | ContentPart[] | null
+  /** The speaker's name, for templates that print it. */
   name?: string
+  /** The reasoning that came before an assistant's text. */
   reasoning_content?: string
+  /** Calls that an assistant made. */
   tool_calls?: MessageToolCall[]
+  /** The call that a tool's message answers. */
   tool_call_id?: string
+  /** For the template. */
   [further: string]: unknown
 }
 
 /** A tool that a model may call, in OpenAI's shape. */
 export interface Tool {
+  /** There are functions only. */
   type: 'function'
-  function: { name: string; description?: string; parameters?: object; strict?: boolean | null }
+  /** The function. */
+  function: ToolFunction
+}
+
+/** What a model is told about a function. */
+export interface ToolFunction {
+  /** Its name. */
+  name: string
+  /** What it does, for the model. */
+  description?: string
+  /** Its arguments, as a JSON schema. */
+  parameters?: object
+  /** OpenAI's wish that arguments keep the schema. Nothing enforces it here. */
+  strict?: boolean | null
 }
 
 /** What a model continues: exactly one of the three. */

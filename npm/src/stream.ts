@@ -7,6 +7,7 @@ export type { NativeProvenance as Provenance, NativeTimings as Timings, NativeTo
 
 /** More of the answer. */
 export interface ChunkEvent {
+  /** What it is. */
   type: 'chunk'
   /** Whole characters, possibly none (a token may not complete one yet). */
   text: string
@@ -61,12 +62,26 @@ export interface Summary {
   provenance?: NativeProvenance
 }
 
+/** A complete call of a tool. */
+export interface ToolCallEvent extends ToolCall {
+  /** What it is. */
+  type: 'toolCall'
+}
+
+/** A call that could not be read. */
+export interface RejectedCallEvent extends RejectedCall {
+  /** What it is. */
+  type: 'rejectedCall'
+}
+
+/** The end of an answer. */
+export interface FinishedEvent extends Summary {
+  /** What it is. */
+  type: 'finished'
+}
+
 /** What a stream yields: chunks and calls, then exactly one `finished`, unless it ends in an error. */
-export type StreamEvent =
-  | ChunkEvent
-  | ({ type: 'toolCall' } & ToolCall)
-  | ({ type: 'rejectedCall' } & RejectedCall)
-  | ({ type: 'finished' } & Summary)
+export type StreamEvent = ChunkEvent | ToolCallEvent | RejectedCallEvent | FinishedEvent
 
 /** A whole answer. */
 export interface Generation extends Summary {
@@ -173,6 +188,7 @@ export class GenerateStream implements AsyncIterableIterator<StreamEvent, undefi
     this.#unlisten = undefined
   }
 
+  /** Itself: a stream is read once. */
   [Symbol.asyncIterator](): this {
     return this
   }
@@ -240,6 +256,7 @@ export class GenerateStream implements AsyncIterableIterator<StreamEvent, undefi
     for await (const event of this) if (event.type === 'chunk' && event.text !== '') yield event.text
   }
 
+  /** Ends the generation, at the end of an `await using` block. */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.return()
   }

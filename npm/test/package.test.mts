@@ -26,6 +26,25 @@ test('import and require give one implementation', () => {
   assert.deepEqual(Object.keys(cjs).sort(), Object.keys(esm).filter((name) => /^[A-Z]/.test(name)).sort())
 })
 
+test('two copies of the package in one process share one addon, and so one device', async () => {
+  const folder = scratch()
+  const [program, copy] = [join(folder, 'main.cjs'), join(folder, 'hob')]
+  cpSync(join(home, 'dist'), join(copy, 'dist'), { recursive: true })
+  // Without an addon of its own, it can only be the other's.
+  cpSync(join(home, 'package.json'), join(copy, 'package.json'))
+  writeFileSync(program, `
+    const copies = [${JSON.stringify(home)}, ${JSON.stringify(copy)}].map((at) => [require(at + '/dist/index.js'), require(at + '/dist/testing.js')])
+    const model = { name: 'm', kind: 'embedder', bytes: 1 }
+    Promise.all(copies.map(([, { openFakeEngine }]) => openFakeEngine([model], { budgetBytes: 10 }))).then(async (engines) => {
+      const all = await Promise.all(engines.map((engine) => engine.embed({ model: 'm', texts: 'a' })))
+      await Promise.all(engines.map((engine) => engine.close()))
+      console.log(copies[0][0].Engine === copies[1][0].Engine, all[0].data.join() === all[1].data.join())
+    })`)
+  const { code, stdout, stderr } = await run(program)
+  assert.deepEqual({ code, stdout, stderr }, { code: 0, stdout: 'false true\n', stderr: '' })
+  rmSync(folder, { recursive: true })
+})
+
 test('importing loads no addon; a missing or wrong one is an error that lists what was tried', async () => {
   const folder = scratch()
   const bad = join(folder, 'bad.node')

@@ -134,27 +134,10 @@ impl Mailbox {
             !std::mem::replace(&mut inbox.rung, true)
         };
         if ring {
-            self.ring();
+            // A throw of the dispatcher's is caught here and not taken to be the host's uncaught exception.
+            self.bell.call_with_return_value((), ThreadsafeFunctionCallMode::NonBlocking, |_, _| Ok(()));
         }
         true
-    }
-
-    /// Puts letters back, in front of all that have come since.
-    fn send_again(&self, mut letters: VecDeque<Letter>) {
-        let ring = {
-            let mut inbox = self.post.inbox.lock();
-            letters.append(&mut inbox.letters);
-            inbox.letters = letters;
-            !std::mem::replace(&mut inbox.rung, true)
-        };
-        if ring {
-            self.ring();
-        }
-    }
-
-    fn ring(&self) {
-        // A throw of the dispatcher's is caught here and not taken to be the host's uncaught exception.
-        self.bell.call_with_return_value((), ThreadsafeFunctionCallMode::NonBlocking, |_, _| Ok(()));
     }
 
     /// The token of a request: a child of the caller's, else of the environment's.
@@ -293,16 +276,13 @@ impl NativeMailbox {
         Ok(Self { mailbox: Arc::new(Mailbox { post, bell }) })
     }
 
-    /// The letters that have come, oldest first: as numbers on the page where they consist of nothing else, the others as values.
+    /// The letters that have come, oldest first: as numbers on the page where they consist of nothing else, the others as values. The
+    /// page says whether there are more: then the bell does not ring, and JavaScript takes them when the event loop has had a turn.
     #[napi]
     pub fn take(&self, mut page: Float64ArraySlice<'_>) -> Result<Option<Vec<NativeLetter>>, Refusal> {
         enter(|| {
             let mut page = Page::new(scratch(&mut page))?;
-            let mut letters = {
-                let mut inbox = self.mailbox.post.inbox.lock();
-                inbox.rung = false;
-                std::mem::take(&mut inbox.letters)
-            };
+            let mut letters = std::mem::take(&mut self.mailbox.post.inbox.lock().letters);
             let mut others = Vec::new();
             while !page.is_full()
                 && let Some(letter) = letters.pop_front()
@@ -312,11 +292,11 @@ impl NativeMailbox {
                     others.push(other);
                 }
             }
-            page.end();
-            // Next time: meanwhile the event loop does something else.
-            if !letters.is_empty() {
-                self.mailbox.send_again(letters);
-            }
+            let mut inbox = self.mailbox.post.inbox.lock();
+            letters.append(&mut inbox.letters);
+            inbox.rung = !letters.is_empty();
+            inbox.letters = letters;
+            page.end(inbox.rung);
             Ok((!others.is_empty()).then_some(others))
         })
     }

@@ -372,7 +372,7 @@ pub(crate) fn scratch<'a>(array: &'a mut Float64ArraySlice<'_>) -> &'a mut [f64]
 }
 
 /// Numbers on their way to JavaScript without a value made of each: memory of JavaScript's own, which it reads after the call. Its first
-/// number is how many follow. Each record begins with its kind.
+/// number is how many are used, its second whether more is to come; then there are records, each with its kind first.
 pub(crate) struct Page<'a> {
     numbers: &'a mut [f64],
     used: usize,
@@ -390,10 +390,10 @@ impl<'a> Page<'a> {
 
     /// Fails when not one record may fit.
     pub(crate) fn new(numbers: &'a mut [f64]) -> hob::Result<Self> {
-        if numbers.len() <= Self::LONGEST {
+        if numbers.len() < 2 + Self::LONGEST {
             return Err(invalid("the page is too small"));
         }
-        Ok(Self { numbers, used: 1 })
+        Ok(Self { numbers, used: 2 })
     }
 
     pub(crate) fn write(&mut self, record: &[f64]) {
@@ -415,8 +415,9 @@ impl<'a> Page<'a> {
         self.numbers.len() - self.used < Self::LONGEST
     }
 
-    pub(crate) fn end(self) {
+    pub(crate) fn end(self, more: bool) {
         self.numbers[0] = count(self.used);
+        self.numbers[1] = f64::from(u8::from(more));
     }
 }
 
