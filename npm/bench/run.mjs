@@ -44,7 +44,8 @@ const rust = async (what, rounds) => {
   return JSON.parse((await lines.next()).value)
 }
 
-console.log(`Node ${process.versions.bun === undefined ? process.version : `(Bun ${process.versions.bun})`}, microseconds, medians`)
+const { bun } = process.versions
+console.log(`${bun === undefined ? `Node ${process.version}` : `Bun ${bun}`}, microseconds, medians`)
 console.log(`${''.padEnd(26)}${['JS', 'Rust', 'over', 'busy', 'goal'].map((name) => name.padStart(9)).join('')}`)
 
 // The floor: a thread of another addon is woken, and wakes the loop.

@@ -35,6 +35,8 @@ export interface CallOptions {
 const READY = 1
 const EMBEDDINGS = 2
 
+const SOON = Promise.resolve()
+
 /** What `mailbox.take` writes: how many numbers are used, whether more is to come, and then records, each with its kind first. */
 const page = new Float64Array(8192)
 const floats = new Float32Array(page.buffer)
@@ -57,6 +59,7 @@ class Calls {
   #poolings = new Map<number, string>()
   #last = 0
   #alive = 0
+  #held = false
 
   constructor() {
     this.addon = load().addon
@@ -124,11 +127,21 @@ class Calls {
     return known
   }
 
+  /** Counts who waits; while anybody does, the event loop lives. */
   keepAlive(change: 1 | -1): void {
-    const before = this.#alive
     this.#alive += change
-    if (before === 0) this.mailbox.ref()
-    else if (this.#alive === 0) this.mailbox.unref()
+    if (this.#alive > 0 && !this.#held) {
+      this.#held = true
+      this.mailbox.ref()
+    } else if (this.#alive === 0) void SOON.then(() => this.#rest(3))
+  }
+
+  /** Lets the loop end if nobody waits any more, after some turns: who has an answer often asks again at once. */
+  #rest(turns: number): void {
+    if (this.#alive > 0 || !this.#held) return
+    if (turns > 0) return void SOON.then(() => this.#rest(turns - 1))
+    this.#held = false
+    this.mailbox.unref()
   }
 
   #end(id: number): Pending | undefined {
