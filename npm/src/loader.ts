@@ -7,7 +7,8 @@ import type * as native from './native.js'
 /** The addon's exports. */
 export type Addon = typeof native
 
-const VERSION: string = (require('../package.json') as { version: string }).version
+/** This package's version, which its addon must have too. */
+export const VERSION: string = (require('../package.json') as { version: string }).version
 
 /** Which build of the addon this machine needs, such as `linux-x64-gnu`. */
 export function platform(): string {
