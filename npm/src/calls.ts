@@ -63,7 +63,7 @@ class Calls {
 
   constructor() {
     this.addon = load().addon
-    this.mailbox = new this.addon.NativeMailbox(() => this.#deliver())
+    this.mailbox = new this.addon.NativeMailbox((letters) => this.#deliver(letters), page)
   }
 
   /** A number for a call, a stream or a subscription. */
@@ -153,10 +153,9 @@ class Calls {
     return pending
   }
 
-  #deliver(): void {
-    const letters = this.mailbox.take(page)
+  #deliver(letters: NativeLetter[] | null | undefined): void {
     // Not at once: timers and sockets want their turn too.
-    if (page[1] === 1) setImmediate(() => this.#deliver())
+    if (page[1] === 1) setImmediate(() => this.#deliver(this.mailbox.take(page)))
     let other = 0
     for (let at = 2; at < page[0]!;) {
       const kind = page[at++]

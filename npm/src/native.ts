@@ -368,8 +368,11 @@ export interface NativeLetter {
 
 /** The mailbox of this environment. The package makes one. */
 export declare class NativeMailbox {
-  /** `bell` is called in the event loop when there are letters. It does not keep the loop alive until `ref` is called. */
-  constructor(bell: () => void)
+  /**
+   * `bell` is called in the event loop when letters have come, with what `take` gives. It does not keep the loop alive until `ref` is
+   * called.
+   */
+  constructor(bell: (arg0?: Array<NativeLetter> | undefined | null) => void, page: Float64Array)
   /**
    * The letters that have come, oldest first: as numbers on the page where they consist of nothing else, the others as values. The
    * page says whether there are more: then the bell does not ring, and JavaScript takes them when the event loop has had a turn.

@@ -14,6 +14,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::future::{Future, poll_fn};
+use std::mem::ManuallyDrop;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -21,7 +22,7 @@ use std::task::Poll;
 
 use hob::pool::{Progress, Runtime, Spawn, Token};
 use hob::{BoxFuture, CancelToken, Error, ErrorKind};
-use napi::bindgen_prelude::{Float64ArraySlice, Function};
+use napi::bindgen_prelude::{Float64Array, Float64ArraySlice, FnArgs, Function};
 use napi::threadsafe_function::{ThreadsafeFunction, ThreadsafeFunctionCallMode};
 use napi::{Env, Status, sys};
 use napi_derive::napi;
@@ -32,7 +33,10 @@ use crate::error::{NativeFailure, Refusal, enter, number, whole};
 use crate::results::{NativeLetter, Page, Value, scratch};
 use crate::task;
 
-type Bell = ThreadsafeFunction<(), (), (), Status, false, true, 0>;
+/// What the bell brings.
+type Letters = FnArgs<(Option<Vec<NativeLetter>>,)>;
+
+type Bell = ThreadsafeFunction<(), (), Letters, Status, false, true, 0>;
 
 /// A letter to JavaScript, before it is made of its values.
 pub(crate) enum Letter {
@@ -104,6 +108,28 @@ impl Post {
         let cancels = std::mem::take(&mut *self.cancels.lock());
         self.alive.cancel();
         drop((letters, runs, cancels));
+    }
+}
+
+impl Post {
+    fn take(&self, page: &mut [f64]) -> hob::Result<Option<Vec<NativeLetter>>> {
+        let mut page = Page::new(page)?;
+        let mut letters = std::mem::take(&mut self.inbox.lock().letters);
+        let mut others = Vec::new();
+        while !page.is_full()
+            && let Some(letter) = letters.pop_front()
+        {
+            if let Some(other) = letter.write(&mut page) {
+                page.write(&[Page::OTHER]);
+                others.push(other);
+            }
+        }
+        let mut inbox = self.inbox.lock();
+        letters.append(&mut inbox.letters);
+        inbox.rung = !letters.is_empty();
+        inbox.letters = letters;
+        page.end(inbox.rung);
+        Ok((!others.is_empty()).then_some(others))
     }
 }
 
@@ -258,9 +284,10 @@ pub struct NativeMailbox {
 
 #[napi]
 impl NativeMailbox {
-    /// `bell` is called in the event loop when there are letters. It does not keep the loop alive until `ref` is called.
+    /// `bell` is called in the event loop when letters have come, with what `take` gives. It does not keep the loop alive until `ref` is
+    /// called.
     #[napi(constructor)]
-    pub fn new(bell: Function<'_, (), ()>) -> napi::Result<Self> {
+    pub fn new(bell: Function<'_, FnArgs<(Option<Vec<NativeLetter>>,)>, ()>, page: Float64Array) -> napi::Result<Self> {
         let post = Arc::new(Post {
             inbox: Mutex::default(),
             runs: Mutex::default(),
@@ -269,9 +296,13 @@ impl NativeMailbox {
             alive: CancelToken::new(),
         });
         let tenant = Tenant(Arc::clone(&post));
+        // It goes with the environment: when the tenant does, JavaScript may be past letting go of anything.
+        let mut page = ManuallyDrop::new(page);
         let bell = bell.build_threadsafe_function::<()>().weak::<true>().build_callback(move |_| {
-            let _tenant = &tenant;
-            Ok(())
+            // SAFETY: as for `scratch`.
+            let page = unsafe { page.as_mut() };
+            let letters = enter(|| tenant.0.take(page)).unwrap_or_default();
+            Ok((letters,).into())
         })?;
         Ok(Self { mailbox: Arc::new(Mailbox { post, bell }) })
     }
@@ -280,25 +311,7 @@ impl NativeMailbox {
     /// page says whether there are more: then the bell does not ring, and JavaScript takes them when the event loop has had a turn.
     #[napi]
     pub fn take(&self, mut page: Float64ArraySlice<'_>) -> Result<Option<Vec<NativeLetter>>, Refusal> {
-        enter(|| {
-            let mut page = Page::new(scratch(&mut page))?;
-            let mut letters = std::mem::take(&mut self.mailbox.post.inbox.lock().letters);
-            let mut others = Vec::new();
-            while !page.is_full()
-                && let Some(letter) = letters.pop_front()
-            {
-                if let Some(other) = letter.write(&mut page) {
-                    page.write(&[Page::OTHER]);
-                    others.push(other);
-                }
-            }
-            let mut inbox = self.mailbox.post.inbox.lock();
-            letters.append(&mut inbox.letters);
-            inbox.rung = !letters.is_empty();
-            inbox.letters = letters;
-            page.end(inbox.rung);
-            Ok((!others.is_empty()).then_some(others))
-        })
+        enter(|| self.mailbox.post.take(scratch(&mut page)))
     }
 
     /// Keeps the event loop alive, until `unref`.

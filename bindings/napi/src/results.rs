@@ -393,6 +393,8 @@ impl<'a> Page<'a> {
         if numbers.len() < 2 + Self::LONGEST {
             return Err(invalid("the page is too small"));
         }
+        // Should something go wrong before the end, there is nothing to read.
+        numbers[0] = 0.0;
         Ok(Self { numbers, used: 2 })
     }
 
