@@ -1,9 +1,9 @@
 //! How the core's answers reach an environment's JavaScript.
 //!
 //! Each environment (the main thread, a worker) has one mailbox: a queue here, and one threadsafe function that rings a bell in
-//! its event loop. JavaScript then takes the letters. Two consequences:
+//! its event loop and brings the letters. Two consequences:
 //!
-//! - Many answers cost one ring.
+//! - Many answers cost one ring, and no ring brings more than a page: the rest waits for the loop's next turn.
 //! - When the environment goes, the threadsafe function's own state is dropped, whatever else is under way. That closes the
 //!   queue: letters are dropped here, where they are values of Rust, callers of JavaScript's functions are told, and everything
 //!   the environment had asked for is cancelled (hazard L8).
