@@ -160,7 +160,7 @@ for (const [verb, [request, names]] of Object.entries(VERBS)) {
 
 test('every other call with every wrong value is a result or a HobError', { timeout: 120_000 }, async () => {
   await using engine = await open({ budgetBytes: 10_000 })
-  const pool = new Pool({ budgetBytes: 1000 })
+  await using pool = new Pool({ budgetBytes: 1000 })
   const options = {
     open: ['budgetBytes', 'idle', 'noRoom', 'capacity', 'queue', 'promptCacheBytes', 'stuckAfterMs', 'closeTimeoutMs', 'drainAfterRelease', 'limits'],
     pool: ['budgetBytes', 'physicalLimitBytes', 'idle', 'noRoom', 'maxWaiting'],
