@@ -55,10 +55,11 @@ test('handles that nobody disposed of are collected, and what they held ends', a
       void new Pool({ budgetBytes: 10 })
     }
   })()
-  await collected(() => engine.requests === 0 && engine.pool.status().externalBytes === 0)
+  const uses = () => engine.pool.status().entries.find((entry) => entry.key === 'mine:a')?.uses
+  await collected(() => engine.requests === 0 && engine.pool.status().externalBytes === 0 && uses() === 0)
   assert.equal(engine.requests, 0, 'generations still run')
   assert.equal(engine.pool.status().externalBytes, 0)
-  assert.equal(engine.pool.status().entries.find((entry) => entry.key === 'mine:a')?.uses, 0)
+  assert.equal(uses(), 0)
   await engine.close()
   // The engine and its pool are still held here.
   assert.ok(await collected(() => liveHandles() <= before + 4), `${liveHandles() - before} handles are left`)
