@@ -9,16 +9,22 @@
 // - token, in a burst: an answer's time by its tokens, the device being as fast as it can.
 // - busy: processor time of JavaScript's thread (Linux only).
 // - import: a fresh process's `import 'hob'`, and then the addon's first use.
-
+// - floor: an addon that does nothing (bindings/napi/examples/floor.rs) asks a thread, which wakes the loop; beside it two Rust threads that
+//   wake each other. What a call costs over Rust, less what the floor does, is Hob's own.
 //
-// Found on a two-core virtual machine (AMD EPYC, 2.4 GHz; 2026-12-01, two runs beside other work), release:
-//   embed                271 and 291 JS, 197 and 215 Rust: 74 and 76 over (goal 30). A profile says 36 of them are this thread's:
-//                        22 to read the arguments and start, 9 to make the result. Before the core carried requests on the
-//                        engine's thread, with less beside it: 24, 35, 34 over in three runs
-//   token, each alone    83 JS, 30 Rust: 53 over (goal 10): the wake of a sleeping event loop, and code that runs cold; in a burst
-//                        the same code takes 3 microseconds
-//   token, in a burst    3.4 JS, 3.5 to 4.1 Rust: none over
-//   import               25 ms, with the addon 32
+// Found on a two-core virtual machine (AMD EPYC, 2.4 GHz; 2026-12-01, beside other work), release; microseconds over Rust:
+//                        Node 20, three runs    Bun 1.4, three runs    before, Node
+//   floor                7 8 8                  -17 4 6                -2
+//   embed                36 36 38               23 24 33               53 (74 and 76 in busier hours)
+//   floor, each alone    24 24 25               16 17 17               18
+//   token, each alone    27 28 32               20 22 23               51
+//   token, in a burst    -1 0 0                 0 0 1                  0
+//   import, milliseconds 20 20 25, with the addon 27 27 34; Bun 13 13 13, with the addon 21 21 22
+// A fourth run under Node fell into a minute when Rust's embed took 476 instead of 180 to 200: 112 over, floor 21.
+// Times vary with the host: this machine's idle processors take 30 to 80 microseconds to wake, when they sleep at all. A sleeping event
+// loop takes longer than a sleeping thread by the floor's difference: epoll and the eventfd's read, libuv's phases, Node-API's dispatch
+// with its scopes, and the microtasks. Of the rest of an embed, some 3 microseconds are calls of Node-API as they run warm, in a loop; here
+// everything runs once, with cold caches, after each sleep. Before: 22 of its 36 went into reading the request's object, 9 into making the result.
 import { execFileSync, spawn } from 'node:child_process'
 import { readFileSync } from 'node:fs'
 import { performance } from 'node:perf_hooks'
@@ -26,7 +32,7 @@ import { createInterface } from 'node:readline'
 
 import { held, openFakeEngine, script } from 'hob/testing'
 
-const [worker] = process.argv.slice(2)
+const [worker, addon] = process.argv.slice(2)
 const BLOCKS = 10
 
 const median = (values) => [...values].sort((a, b) => a - b)[values.length >> 1]
@@ -44,8 +50,30 @@ const rust = async (what, rounds) => {
   return JSON.parse((await lines.next()).value)
 }
 
-console.log(`Node ${process.versions.bun === undefined ? process.version : `(Bun ${process.versions.bun})`}, microseconds, medians`)
+const { bun } = process.versions
+console.log(`${bun === undefined ? `Node ${process.version}` : `Bun ${bun}`}, microseconds, medians`)
 console.log(`${''.padEnd(26)}${['JS', 'Rust', 'over', 'busy', 'goal'].map((name) => name.padStart(9)).join('')}`)
+
+// The floor: a thread of another addon is woken, and wakes the loop.
+const floor = { exports: {} }
+process.dlopen(floor, addon)
+let answered
+const echo = new floor.exports.Echo(() => answered())
+const ask = () => new Promise((resolve) => {
+  answered = resolve
+  echo.ask()
+})
+const echoes = (apart) => async (rounds) => {
+  const times = []
+  for (let round = 0; round < rounds; round++) {
+    const began = performance.now()
+    await ask()
+    times.push((performance.now() - began) * 1000)
+    if (apart) await new Promise((resolve) => setTimeout(resolve, 1))
+  }
+  return { times, calls: apart ? undefined : rounds }
+}
+await compare('floor: a thread and back', 'echo', 500, undefined, echoes(false))
 
 await compare('embed, one short text', 'embed', 500, 30, async (rounds) => {
   const times = []
@@ -56,6 +84,8 @@ await compare('embed, one short text', 'embed', 500, 30, async (rounds) => {
   }
   return { times, calls: rounds }
 })
+
+await compare('floor, each alone', 'echo-alone', 100, undefined, echoes(true))
 
 await compare('streamed token, each alone', 'paced', 100, 10, async (rounds) => {
   script(engine, 'hold', 'step')

@@ -2,7 +2,7 @@ import { asHobError, HobError, invalid } from './errors.js'
 import type { ErrorCode } from './errors.js'
 import { load } from './loader.js'
 import type { Addon } from './loader.js'
-import type { NativeLetter, NativeMailbox, NativeProvenance } from './native.js'
+import type { NativeEmbeddings, NativeFailure, NativeLetter, NativeMailbox, NativeProvenance, NativeTimings } from './native.js'
 
 /** What a host gives with an admission. */
 export interface Functions {
@@ -17,6 +17,7 @@ interface Pending {
   signal?: AbortSignal | undefined
   onAbort?: () => void
   onProgress?: ((fraction: number) => void) | undefined
+  shape?: ((value: never) => unknown) | undefined
   /** An error that the host's own function threw, and whether the call was cancelled because of it. */
   thrown?: { error: unknown; stopped: boolean }
 }
@@ -26,7 +27,22 @@ export interface CallOptions {
   signal?: AbortSignal | undefined
   onProgress?: ((fraction: number) => void) | undefined
   functions?: Functions
+  /** Makes what the host gets of what the addon gave. Must not throw. */
+  shape?: (value: never) => unknown
 }
+
+// As bindings/napi/src/results.rs numbers them.
+const READY = 1
+const EMBEDDINGS = 2
+
+const SOON = Promise.resolve()
+
+/** What `mailbox.take` writes: how many numbers are used, whether more is to come, and then records, each with its kind first. */
+const page = new Float64Array(8192)
+const floats = new Float32Array(page.buffer)
+
+/** What a stream's `look` writes. Read it before the next look. */
+export const scratch = new Float64Array(1024)
 
 /**
  * All calls of this thread into the addon: who waits for which answer. The addon rings once for many answers; while somebody
@@ -36,16 +52,18 @@ class Calls {
   readonly addon: Addon
   readonly mailbox: NativeMailbox
   #pending = new Map<number, Pending>()
-  #waiting = new Map<number, () => void>()
+  #waiting = new Map<number, { keepAlive: boolean; ready: () => void }>()
   #functions = new Map<number, Functions>()
   #runs = new Map<number, AbortController>()
   #provenances = new Map<number, Readonly<NativeProvenance>>()
+  #poolings = new Map<number, string>()
   #last = 0
   #alive = 0
+  #held = false
 
   constructor() {
     this.addon = load().addon
-    this.mailbox = new this.addon.NativeMailbox(() => this.#deliver())
+    this.mailbox = new this.addon.NativeMailbox((letters) => this.#deliver(letters), page)
   }
 
   /** A number for a call, a stream or a subscription. */
@@ -55,44 +73,44 @@ class Calls {
 
   /** Starts a call by its number and waits for its end. Never throws: what goes wrong is the promise's. */
   call<T>(start: (id: number) => void, options: CallOptions = {}): Promise<T> {
-    const { signal, onProgress, functions } = options
+    const { signal, onProgress, functions, shape } = options
     return new Promise<T>((resolve, reject) => {
-      if (signal?.aborted) return reject(aborted(signal))
       const id = this.number()
-      const pending: Pending = { resolve: resolve as (value: unknown) => void, reject, signal, onProgress }
-      this.#pending.set(id, pending)
-      if (functions !== undefined) this.#functions.set(id, functions)
-      this.keepAlive(1)
+      let started = false
       try {
+        if (signal?.aborted) throw aborted(signal)
+        // First: the rest is done while others work already. No letter is read before this returns.
         start(id)
+        started = true
+        const pending: Pending = { resolve: resolve as (value: unknown) => void, reject, signal, onProgress, shape }
+        if (signal !== undefined) {
+          pending.onAbort = () => this.mailbox.cancel(id)
+          signal.addEventListener('abort', pending.onAbort, { once: true })
+        }
+        this.#pending.set(id, pending)
+        if (functions !== undefined) this.#functions.set(id, functions)
+        this.keepAlive(1)
       } catch (error) {
-        this.#functions.delete(id)
-        this.#end(id)
-        return reject(asHobError(error))
-      }
-      if (signal !== undefined) {
-        pending.onAbort = () => this.mailbox.cancel(id)
-        signal.addEventListener('abort', pending.onAbort, { once: true })
+        // A signal that is none: nobody waits for what has begun.
+        if (started) this.mailbox.cancel(id)
+        reject(asHobError(error))
       }
     })
   }
 
-  /** Completes when the stream or subscription of this number has something to look at. */
-  ready(id: number, keepAlive: boolean): Promise<void> {
-    return new Promise((resolve) => {
-      if (keepAlive) this.keepAlive(1)
-      this.#waiting.set(id, () => {
-        if (keepAlive) this.keepAlive(-1)
-        resolve()
-      })
-    })
+  /** Runs `ready` once when the stream or subscription of this number has something to look at. */
+  listen(id: number, keepAlive: boolean, ready: () => void): void {
+    if (keepAlive) this.keepAlive(1)
+    this.#waiting.set(id, { keepAlive, ready })
   }
 
-  /** Wakes whoever waits for that number. */
+  /** Runs what waits for that number. */
   wake(id: number): void {
     const waiting = this.#waiting.get(id)
+    if (waiting === undefined) return
     this.#waiting.delete(id)
-    waiting?.()
+    waiting.ready()
+    if (waiting.keepAlive) this.keepAlive(-1)
   }
 
   /** Where a result with this number comes from. Results share the object. */
@@ -102,11 +120,28 @@ class Calls {
     return known
   }
 
+  /** How vectors with this number were pooled. */
+  pooling(number: number): string {
+    let known = this.#poolings.get(number)
+    if (known === undefined) this.#poolings.set(number, (known = this.addon.pooling(number)))
+    return known
+  }
+
+  /** Counts who waits; while anybody does, the event loop lives. */
   keepAlive(change: 1 | -1): void {
-    const before = this.#alive
     this.#alive += change
-    if (before === 0) this.mailbox.ref()
-    else if (this.#alive === 0) this.mailbox.unref()
+    if (this.#alive > 0 && !this.#held) {
+      this.#held = true
+      this.mailbox.ref()
+    } else if (this.#alive === 0) void SOON.then(() => this.#rest(3))
+  }
+
+  /** Lets the loop end if nobody waits any more, after some turns: who has an answer often asks again at once. */
+  #rest(turns: number): void {
+    if (this.#alive > 0 || !this.#held) return
+    if (turns > 0) return void SOON.then(() => this.#rest(turns - 1))
+    this.#held = false
+    this.mailbox.unref()
   }
 
   #end(id: number): Pending | undefined {
@@ -114,45 +149,75 @@ class Calls {
     if (pending === undefined) return undefined
     this.#pending.delete(id)
     this.keepAlive(-1)
-    if (pending.onAbort !== undefined) pending.signal?.removeEventListener('abort', pending.onAbort)
+    if (pending.onAbort !== undefined) unlisten(pending.signal, pending.onAbort)
     return pending
   }
 
-  #deliver(): void {
-    for (const letter of this.mailbox.take()) {
-      switch (letter.kind) {
-        case 'settled':
-          this.#settle(letter)
-          break
-        case 'progress':
-          this.#progress(letter)
-          break
-        case 'ready':
-          this.wake(letter.id)
-          break
-        case 'abort':
-          this.#runs.get(letter.call ?? 0)?.abort(new HobError('Cancelled', 'nobody waits for this load any more'))
-          break
-        case 'forget':
-          this.#functions.delete(letter.id)
-          break
-        default:
-          void this.#run(letter, letter.kind)
-      }
+  #deliver(letters: NativeLetter[] | null | undefined): void {
+    // Not at once: timers and sockets want their turn too.
+    if (page[1] === 1) setImmediate(() => this.#deliver(this.mailbox.take(page)))
+    let other = 0
+    for (let at = 2; at < page[0]!;) {
+      const kind = page[at++]
+      if (kind === EMBEDDINGS) at = this.#embedded(at)
+      else if (kind === READY) this.wake(page[at++]!)
+      else this.#read(letters![other++]!)
     }
   }
 
-  #settle(letter: NativeLetter): void {
-    const pending = this.#end(letter.id)
+  /** Reads a record of vectors; returns where it ends. */
+  #embedded(at: number): number {
+    const length = page[at + 1]!
+    const first = 2 * (at + 12)
+    const end = at + 12 + Math.ceil(length / 2)
+    const timings: NativeTimings = { queueMs: page[at + 7]!, totalMs: page[at + 11]! }
+    const [loadMs, prefillMs, decodeMs] = [page[at + 8]!, page[at + 9]!, page[at + 10]!]
+    if (!Number.isNaN(loadMs)) timings.loadMs = loadMs
+    if (!Number.isNaN(prefillMs)) timings.prefillMs = prefillMs
+    if (!Number.isNaN(decodeMs)) timings.decodeMs = decodeMs
+    const vectors: NativeEmbeddings = {
+      data: floats.slice(first, first + length),
+      dimensions: page[at + 2]!,
+      pooling: page[at + 3]!,
+      promptTokens: page[at + 4]!,
+      droppedTokens: page[at + 5]!,
+      provenance: page[at + 6]!,
+      timings,
+    }
+    this.#settle(page[at]!, vectors)
+    return end
+  }
+
+  #read(letter: NativeLetter): void {
+    switch (letter.kind) {
+      case 'settled':
+        this.#settle(letter.id, letter.value, letter.error)
+        break
+      case 'progress':
+        this.#progress(letter)
+        break
+      case 'abort':
+        this.#runs.get(letter.call ?? 0)?.abort(new HobError('Cancelled', 'nobody waits for this load any more'))
+        break
+      case 'forget':
+        this.#functions.delete(letter.id)
+        break
+      default:
+        void this.#run(letter, letter.kind)
+    }
+  }
+
+  #settle(id: number, value: unknown, failure?: NativeFailure): void {
+    const pending = this.#end(id)
     if (pending === undefined) return
-    const { thrown, signal } = pending
+    const { thrown, signal, shape } = pending
     if (thrown?.stopped) {
       // Also when the load was so near its end that it succeeded all the same.
       return pending.reject(new HobError('Callback', 'the progress function threw; the load was stopped', { cause: thrown.error }))
     }
-    if (letter.error === undefined) return pending.resolve(letter.value)
-    const { code, message } = letter.error as { code: ErrorCode; message: string }
-    if (code === 'Cancelled' && signal?.aborted) pending.reject(aborted(signal))
+    if (failure === undefined) return pending.resolve(shape === undefined ? value : shape(value as never))
+    const { code, message } = failure as { code: ErrorCode; message: string }
+    if (code === 'Cancelled' && isAborted(signal)) pending.reject(aborted(signal))
     else if (code === 'Callback' && thrown !== undefined) pending.reject(new HobError(code, message, { cause: thrown.error }))
     else pending.reject(new HobError(code, message))
   }
@@ -196,9 +261,26 @@ class Calls {
   }
 }
 
+/** Stops listening to a host's signal, which may be anything that looks like one: what it throws must not keep others from their answers. */
+export function unlisten(signal: AbortSignal | undefined, listener: () => void): void {
+  try {
+    signal?.removeEventListener('abort', listener)
+  } catch {
+    // It is called in vain then.
+  }
+}
+
+export function isAborted(signal: AbortSignal | undefined): signal is AbortSignal {
+  try {
+    return signal?.aborted === true
+  } catch {
+    return false
+  }
+}
+
 function describe(error: unknown): string {
   try {
-    return error instanceof Error ? error.message : String(error)
+    return String(error instanceof Error ? error.message : error)
   } catch {
     return 'it threw something that cannot be shown'
   }
@@ -206,8 +288,14 @@ function describe(error: unknown): string {
 
 /** The error of a request whose signal was aborted. */
 export function aborted(signal: AbortSignal): HobError {
-  const cause: unknown = signal.reason
-  const late = cause instanceof Error && cause.name === 'TimeoutError'
+  let cause: unknown
+  let late = false
+  try {
+    cause = signal.reason
+    late = cause instanceof Error && cause.name === 'TimeoutError'
+  } catch {
+    // A reason that cannot be looked at is handed on all the same.
+  }
   return late
     ? new HobError('Timeout', "the signal's time was up", { cause })
     : new HobError('Cancelled', 'cancelled by its signal', { cause })

@@ -1,4 +1,5 @@
 import { asHobError, HobError } from './errors.js'
+import type { Check } from './checks.js'
 import { load } from './loader.js'
 import type { NativeCancelToken } from './native.js'
 
@@ -47,3 +48,7 @@ export class CancelToken {
     return this.native.reason !== null
   }
 }
+
+/** A token as its class makes it, not something with its prototype. */
+export const cancelToken: Check = (value) =>
+  value instanceof CancelToken && value.native !== undefined ? undefined : 'must be a CancelToken'

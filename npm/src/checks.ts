@@ -1,13 +1,17 @@
-import { invalid } from './errors.js'
+import { HobError, invalid } from './errors.js'
 
 /** What is wrong with a value, if anything is. */
-type Check = (value: unknown) => string | undefined
+export type Check = (value: unknown) => string | undefined
 
 const noText = 'must be a string'
 const broken = 'has a lone surrogate, which is no Unicode text'
 
 export const text: Check = (value) =>
   typeof value !== 'string' ? noText : value.isWellFormed() ? undefined : broken
+
+/** A model's reference or an entry's key: errors name it, and no path is longer. */
+export const name: Check = (value) =>
+  typeof value === 'string' && value.length > 4096 ? 'must have 4,096 characters at most' : text(value)
 
 export const texts: Check = (value) => {
   if (!Array.isArray(value)) return 'must be an array of strings'
@@ -59,21 +63,30 @@ export const instance = (type: abstract new (...given: never[]) => object, name:
 
 /**
  * Checks an object of options: no field unknown, each of its type, none of `required` missing. A field that is undefined counts
- * as absent. Errors name the field, never its value.
+ * as absent. Errors name the field, never its value. Returns a copy, so that what was checked is what is used: each field is read
+ * once, and one that cannot be read (a getter or a proxy that throws) is an error like others.
  */
-export function check(what: string, options: unknown, fields: Record<string, Check>, required: readonly string[] = []): void {
-  const wrong = object(options)
-  if (wrong !== undefined) throw invalid(`${what}: the options ${wrong}`)
-  const given = options as Record<string, unknown>
-  for (const name in given) {
-    const value = given[name]
-    if (value === undefined) continue
-    const field = Object.hasOwn(fields, name) ? fields[name] : undefined
-    if (field === undefined) throw invalid(`${what}: there is no option ${shown(name)}; ${near(name, Object.keys(fields))}`)
-    const problem = field(value)
-    if (problem !== undefined) throw invalid(`${what}: ${name} ${problem}`)
+export function check<T extends object>(what: string, options: T, fields: Record<string, Check>, required: readonly string[] = []): T {
+  const copy: Record<string, unknown> = {}
+  let at = 'the options'
+  try {
+    const wrong = object(options)
+    if (wrong !== undefined) throw invalid(`${what}: the options ${wrong}`)
+    for (const name in options) {
+      at = shown(name)
+      const value: unknown = options[name]
+      if (value === undefined) continue
+      const field = Object.hasOwn(fields, name) ? fields[name] : undefined
+      if (field === undefined) throw invalid(`${what}: there is no option ${at}; ${near(name, Object.keys(fields))}`)
+      const problem = field(value)
+      if (problem !== undefined) throw invalid(`${what}: ${name} ${problem}`)
+      copy[name] = value
+    }
+  } catch (error) {
+    throw error instanceof HobError ? error : invalid(`${what}: ${at} cannot be read`, error)
   }
-  for (const name of required) if (given[name] === undefined) throw invalid(`${what}: ${name} is missing`)
+  for (const name of required) if (copy[name] === undefined) throw invalid(`${what}: ${name} is missing`)
+  return copy as T
 }
 
 function shown(name: string): string {

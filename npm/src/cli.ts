@@ -4,9 +4,9 @@
 import { spawn } from 'node:child_process'
 
 import { Engine } from './engine.js'
-import { load, platform } from './loader.js'
+import { load, platform, VERSION } from './loader.js'
 
-const USAGE = `usage: hob doctor [--json]
+const USAGE = `usage: hob doctor [--json] | hob --version | hob --help
 
   doctor   Tells the platform, the addon that was found, the device, MLX's version and the default budget.
            Ends with 1 when something is missing. --json prints one object instead.
@@ -30,6 +30,10 @@ interface Report extends Partial<Probe> {
 async function main(args: string[]): Promise<number> {
   const [verb, ...rest] = args
   if (verb === 'probe') return probe()
+  if (verb === '--help' || verb === '--version') {
+    process.stdout.write(verb === '--help' ? USAGE : `${VERSION}\n`)
+    return 0
+  }
   if (verb !== 'doctor' || rest.some((word) => word !== '--json')) {
     process.stderr.write(USAGE)
     return 2

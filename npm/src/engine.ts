@@ -1,12 +1,12 @@
 import * as checks from './checks.js'
 import { check } from './checks.js'
 import { aborted, theCalls } from './calls.js'
-import { asHobError, invalid } from './errors.js'
+import { asHobError, attempt, invalid } from './errors.js'
 import type {
   NativeDecision, NativeDevice, NativeEmbeddings, NativeEngine, NativeEstimate, NativeModelInfo, NativePause, NativeProvenance,
   NativeRanking, NativeScore,
 } from './native.js'
-import { Pause, Pool } from './pool.js'
+import { Inner, Pause, Pool } from './pool.js'
 import { readDecide, readEmbed, readEngineOptions, readGenerate, readRequest, readRerank, readScore, REQUEST } from './requests.js'
 import type {
   DecideRequest, EmbedRequest, EngineOptions, GenerateRequest, LoadOptions, RequestOptions, RerankRequest, ScoreRequest,
@@ -25,9 +25,11 @@ interface FromModel {
 }
 
 /** Vectors, in the order of the texts. */
-export interface Embeddings extends Omit<NativeEmbeddings, 'provenance'>, FromModel {
+export interface Embeddings extends Omit<NativeEmbeddings, 'pooling' | 'provenance'>, FromModel {
   /** One vector per text: views of `data`, without a copy. */
   embeddings: Float32Array[]
+  /** How token states were pooled. */
+  pooling: string
 }
 
 /** Documents by score. */
@@ -35,6 +37,12 @@ export interface Ranking extends Omit<NativeRanking, 'provenance'>, FromModel {}
 
 /** Answers by likelihood. */
 export interface Decision extends Omit<NativeDecision, 'provenance'>, FromModel {}
+
+/** How an engine closed. */
+export interface Closed {
+  /** Whether all running work had stopped by then. If not, the device still is at it, and memory comes back when it stops. */
+  stopped: boolean
+}
 
 /** Whether an engine serves requests. `quarantined`: the device has not come back from given-up work; requests are `Busy`. */
 export type Availability = 'ready' | 'working' | 'quarantined' | 'closed'
@@ -59,15 +67,18 @@ export class Engine implements AsyncDisposable {
   }
 
   /** Opens an engine on MLX's default device. */
-  static async open(options: EngineOptions = {}): Promise<Engine> {
-    const wanted = readEngineOptions(options)
-    const calls = theCalls()
-    return new Engine(await calls.call<NativeEngine>((id) => calls.addon.openEngine(calls.mailbox, id, wanted)))
+  static open(options: EngineOptions = {}): Promise<Engine> {
+    return attempt(() => {
+      const wanted = readEngineOptions(options)
+      const calls = theCalls()
+      const shape = (native: NativeEngine) => new Engine(native)
+      return calls.call((id) => calls.addon.openEngine(calls.mailbox, id, wanted), { shape })
+    })
   }
 
   /** The pool: its status, its events, and room for a host's own residents. */
   get pool(): Pool {
-    return (this.#pool ??= new Pool({ native: this.#native.pool() }))
+    return (this.#pool ??= new Pool(new Inner(this.#native.pool())))
   }
 
   /** The device that computes. */
@@ -86,34 +97,42 @@ export class Engine implements AsyncDisposable {
   }
 
   /** What a model's files say. Reads headers, loads nothing. */
-  async inspect(model: string, options: LoadOptions = {}): Promise<NativeModelInfo> {
-    const request = looked('inspect', model, options)
-    return theCalls().call((id) => this.#native.inspect(id, model, request))
+  inspect(model: string, options: LoadOptions = {}): Promise<NativeModelInfo> {
+    return attempt(() => {
+      const request = looked('inspect', model, options)
+      return theCalls().call((id) => this.#native.inspect(id, model, request))
+    })
   }
 
   /** What a model will take, by part, before it is loaded. */
-  async estimate(model: string, options: LoadOptions = {}): Promise<NativeEstimate> {
-    const request = looked('estimate', model, options)
-    return theCalls().call((id) => this.#native.estimate(id, model, request))
+  estimate(model: string, options: LoadOptions = {}): Promise<NativeEstimate> {
+    return attempt(() => {
+      const request = looked('estimate', model, options)
+      return theCalls().call((id) => this.#native.estimate(id, model, request))
+    })
   }
 
   /** The verbs a model serves: `generate`, `score`, `decide`, `embed`, `rerank`. */
-  async capabilities(model: string): Promise<string[]> {
-    looked('capabilities', model, {})
-    return theCalls().call((id) => this.#native.capabilities(id, model))
+  capabilities(model: string): Promise<string[]> {
+    return attempt(() => {
+      named(model)
+      return theCalls().call((id) => this.#native.capabilities(id, model))
+    })
   }
 
   /**
    * Makes a model resident without using it. `onProgress` hears how far it is, 0 to 1; when it throws, the load is stopped and
    * rejects with `Callback`.
    */
-  async load(model: string, options: RequestOptions & { onProgress?: (fraction: number) => void } = {}): Promise<NativeModelInfo> {
-    check('load', options, { ...REQUEST, onProgress: checks.callback })
-    named(model)
-    const { onProgress, signal, cancel } = options
-    const request = readRequest('load', options) ?? {}
-    const start = (id: number) => this.#native.load(id, model, request, onProgress !== undefined, cancel?.native)
-    return theCalls().call(start, { signal, onProgress })
+  load(model: string, options: RequestOptions & { onProgress?: (fraction: number) => void } = {}): Promise<NativeModelInfo> {
+    return attempt(() => {
+      const checked = check('load', options, { ...REQUEST, onProgress: checks.callback })
+      named(model)
+      const { onProgress, signal, cancel } = checked
+      const request = readRequest('load', checked) ?? {}
+      const start = (id: number) => this.#native.load(id, model, request, onProgress !== undefined, cancel?.native)
+      return theCalls().call(start, { signal, onProgress })
+    })
   }
 
   /**
@@ -126,74 +145,87 @@ export class Engine implements AsyncDisposable {
    */
   generate(request: GenerateRequest): GenerateStream {
     try {
-      const wanted = readGenerate(request)
-      const { signal, cancel, onCancel } = request
+      const { wanted, signal, cancel, stops } = readGenerate(request)
       // With 'stop' an aborted request still gives its empty answer.
-      if (signal?.aborted && onCancel !== 'stop') throw aborted(signal)
+      if (signal?.aborted && !stops) throw aborted(signal)
       const id = theCalls().number()
-      return new GenerateStream({ native: this.#native.generate(id, wanted, cancel?.native), id, signal })
+      return new GenerateStream({ native: this.#native.generate(id, wanted, cancel), id, signal })
     } catch (error) {
       return new GenerateStream({ error: asHobError(error) })
     }
   }
 
   /** Turns texts into vectors, in the order given. */
-  async embed(request: EmbedRequest): Promise<Embeddings> {
-    const wanted = readEmbed(request)
-    const start = (id: number) => this.#native.embed(id, wanted, request.cancel?.native)
-    const vectors = await theCalls().call<NativeEmbeddings>(start, { signal: request.signal })
-    const { data, dimensions } = vectors
-    const embeddings: Float32Array[] = []
-    for (let at = 0; at < data.length; at += dimensions) embeddings.push(data.subarray(at, at + dimensions))
-    return { embeddings, ...sourced(vectors) }
+  embed(request: EmbedRequest): Promise<Embeddings> {
+    return attempt(() => {
+      const { model, list, options, signal, cancel } = readEmbed(request)
+      return theCalls().call((id) => this.#native.embed(id, model, list, options, cancel), { signal, shape: rows })
+    })
   }
 
   /** Orders documents by how well they answer a query. */
-  async rerank(request: RerankRequest): Promise<Ranking> {
-    const wanted = readRerank(request)
-    const start = (id: number) => this.#native.rerank(id, wanted, request.cancel?.native)
-    return sourced(await theCalls().call<NativeRanking>(start, { signal: request.signal }))
+  rerank(request: RerankRequest): Promise<Ranking> {
+    return attempt(() => {
+      const { wanted, signal, cancel } = readRerank(request)
+      return theCalls().call((id) => this.#native.rerank(id, wanted, cancel), { signal, shape: sourced<NativeRanking> })
+    })
   }
 
   /** Log-probabilities of a given completion. */
-  async score(request: ScoreRequest): Promise<NativeScore> {
-    const wanted = readScore(request)
-    return theCalls().call((id) => this.#native.score(id, wanted, request.cancel?.native), { signal: request.signal })
+  score(request: ScoreRequest): Promise<NativeScore> {
+    return attempt(() => {
+      const { wanted, signal, cancel } = readScore(request)
+      return theCalls().call((id) => this.#native.score(id, wanted, cancel), { signal })
+    })
   }
 
   /** Which of some given answers a chat model holds most likely, without sampling. */
-  async decide(request: DecideRequest): Promise<Decision> {
-    const wanted = readDecide(request)
-    const start = (id: number) => this.#native.decide(id, wanted, request.cancel?.native)
-    return sourced(await theCalls().call<NativeDecision>(start, { signal: request.signal }))
+  decide(request: DecideRequest): Promise<Decision> {
+    return attempt(() => {
+      const { wanted, signal, cancel } = readDecide(request)
+      return theCalls().call((id) => this.#native.decide(id, wanted, cancel), { signal, shape: sourced<NativeDecision> })
+    })
   }
 
   /** Holds back new loads until the pause ends (`resume`, or the end of a `using` block). Resident work goes on. */
-  async pause(): Promise<Pause> {
-    return new Pause(await theCalls().call<NativePause>((id) => this.#native.pause(id)))
+  pause(): Promise<Pause> {
+    const shape = (native: NativePause) => new Pause(native)
+    return attempt(() => theCalls().call((id) => this.#native.pause(id), { shape }))
   }
 
   /**
    * Ends every request with `Closed`, unloads every model and gives the memory back. Resolves after `closeTimeoutMs` at the latest
    * and says whether everything had stopped. Idempotent. An engine that is dropped without it closes in the background.
    */
-  async close(): Promise<{ stopped: boolean }> {
-    return { stopped: await theCalls().call<boolean>((id) => this.#native.close(id)) }
+  close(): Promise<Closed> {
+    const shape = (stopped: boolean) => ({ stopped })
+    return attempt(() => theCalls().call((id) => this.#native.close(id), { shape }))
   }
 
+  /** Closes the engine, at the end of an `await using` block. */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.close()
   }
 }
 
 function named(model: unknown): void {
-  const wrong = checks.text(model)
+  const wrong = checks.name(model)
   if (wrong !== undefined) throw invalid(`model ${wrong}`)
 }
 
 function looked(what: string, model: unknown, options: LoadOptions) {
   named(model)
   return readRequest(what, { load: options }) ?? {}
+}
+
+function rows(vectors: NativeEmbeddings): Embeddings {
+  const { data, dimensions, promptTokens, droppedTokens, timings } = vectors
+  const embeddings: Float32Array[] = []
+  if (data.length === dimensions) embeddings.push(data)
+  else for (let at = 0; at < data.length; at += dimensions) embeddings.push(data.subarray(at, at + dimensions))
+  const calls = theCalls()
+  const [pooling, provenance] = [calls.pooling(vectors.pooling), calls.provenance(vectors.provenance)]
+  return { embeddings, data, dimensions, pooling, promptTokens, droppedTokens, timings, provenance }
 }
 
 /** The result with its provenance in place of that one's number. */

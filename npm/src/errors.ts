@@ -43,12 +43,30 @@ export class HobError extends Error {
 /** A `HobError` of what a call into the addon threw. */
 export function asHobError(thrown: unknown): HobError {
   if (thrown instanceof HobError) return thrown
-  const { code, message } = thrown as { code?: unknown; message?: unknown }
+  const { code, message } = Object(thrown) as { code?: unknown; message?: unknown }
   if (typeof code === 'string' && CODES.has(code)) return new HobError(code as ErrorCode, String(message))
   // The rest are the addon's own checks of types. Their words would repeat the value, which may be a user's text.
   return new HobError('InvalidArgument', 'an argument has the wrong type', { cause: thrown })
 }
 
-export function invalid(message: string): HobError {
-  return new HobError('InvalidArgument', message)
+export function invalid(message: string, cause?: unknown): HobError {
+  return new HobError('InvalidArgument', message, cause === undefined ? undefined : { cause })
+}
+
+/** Runs what starts a call: what it throws is its promise's `HobError`. */
+export function attempt<T>(start: () => Promise<T>): Promise<T> {
+  try {
+    return start()
+  } catch (error) {
+    return Promise.reject(asHobError(error))
+  }
+}
+
+/** Runs what answers at once; what it throws is a `HobError`. */
+export function guarded<T>(act: () => T): T {
+  try {
+    return act()
+  } catch (error) {
+    throw asHobError(error)
+  }
 }

@@ -7,7 +7,8 @@ import type * as native from './native.js'
 /** The addon's exports. */
 export type Addon = typeof native
 
-const VERSION: string = (require('../package.json') as { version: string }).version
+/** This package's version, which its addon must have too. */
+export const VERSION: string = (require('../package.json') as { version: string }).version
 
 /** Which build of the addon this machine needs, such as `linux-x64-gnu`. */
 export function platform(): string {
@@ -25,14 +26,21 @@ function candidates(): string[] {
   return [join(__dirname, '..', 'native', `hob.${platform()}.node`), `hob-${platform()}`]
 }
 
-let loaded: { addon: Addon; path: string } | undefined
-
-/** The addon and where it was found. Throws a `HobError` that lists what was tried. */
-export function load(): { addon: Addon; path: string } {
-  return (loaded ??= find())
+interface Loaded {
+  addon: Addon
+  path: string
 }
 
-function find(): { addon: Addon; path: string } {
+/** Where a thread's copies of this version find each other's addon: two of them in a process would be two threads in MLX. */
+const SHARED = Symbol.for(`hob.addon ${VERSION}`)
+
+/** The addon and where it was found. Throws a `HobError` that lists what was tried. */
+export function load(): Loaded {
+  const shared = globalThis as { [SHARED]?: Loaded }
+  return (shared[SHARED] ??= find())
+}
+
+function find(): Loaded {
   const tried: string[] = []
   for (const candidate of candidates()) {
     // An Electron app's addon lies beside the archive: nothing can be loaded out of it.

@@ -122,10 +122,11 @@ export interface NativeDevice {
   recommendedBytes?: number
 }
 
-/** A request to embed. */
+/**
+ * What a request to embed may bring besides its model and texts. Absent when it brings none of it: reading an object's fields is most
+ * of what a short call costs.
+ */
 export interface NativeEmbed {
-  model: string
-  texts: Array<string>
   promptName?: string
   dimensions?: number
   normalize?: boolean
@@ -139,8 +140,8 @@ export interface NativeEmbeddings {
   data: Float32Array
   /** Numbers per row. */
   dimensions: number
-  /** How token states were pooled. */
-  pooling: string
+  /** How token states were pooled: the number to ask `pooling` for. */
+  pooling: number
   /** Tokens computed, special ones included. */
   promptTokens: number
   /** Tokens cut off, with truncation. */
@@ -172,7 +173,7 @@ export declare class NativeEngine {
   /** Starts generating. `id` is the number of its `ready` letters. */
   generate(id: number, request: NativeGenerate, cancel?: NativeCancelToken | undefined | null): NativeStream
   /** Turns texts into vectors. */
-  embed(id: number, request: NativeEmbed, cancel?: NativeCancelToken | undefined | null): void
+  embed(id: number, model: string, texts: Array<string>, options?: NativeEmbed | undefined | null, cancel?: NativeCancelToken | undefined | null): void
   /** Orders documents by a query. */
   rerank(id: number, request: NativeRerank, cancel?: NativeCancelToken | undefined | null): void
   /** How likely a completion is. */
@@ -298,6 +299,7 @@ export interface NativeFailure {
 export interface NativeFakeModel {
   /** By which requests name it. */
   name: string
+  /** What it is for. */
   kind: 'chat' | 'embedder' | 'reranker'
   /** Bytes it takes. */
   bytes: number
@@ -305,8 +307,11 @@ export interface NativeFakeModel {
   reply?: string
   /** A chat model answers with its rendered prompt. */
   echo?: boolean
+  /** Tokens it can attend to. */
   context?: number
+  /** Numbers per vector of an embedder; 8 by default. */
   dimensions?: number
+  /** Bytes of keys and values per token of a conversation. */
   kvBytesPerToken?: number
   /** The chat template, by whose marks answers are read. */
   template?: string
@@ -330,7 +335,6 @@ export interface NativeGenerate {
   coalesceTokens?: number
   coalesceMs?: number
   promptCache?: boolean
-  /** Absent when the request brings none of it: reading an object's fields is most of what a short call costs. */
   request?: NativeRequest
 }
 
@@ -347,8 +351,8 @@ export declare class NativeLease {
 /** A letter of the mailbox. */
 export interface NativeLetter {
   /** What it is about. */
-  kind: 'settled' | 'progress' | 'ready' | 'estimate' | 'load' | 'release' | 'abort' | 'forget'
-  /** Whose: a call's, a stream's, a subscription's or an admission's number. */
+  kind: 'settled' | 'progress' | 'estimate' | 'load' | 'release' | 'abort' | 'forget'
+  /** Whose: a call's or an admission's number. */
   id: number
   /** How a call ended. */
   value?: unknown
@@ -364,10 +368,16 @@ export interface NativeLetter {
 
 /** The mailbox of this environment. The package makes one. */
 export declare class NativeMailbox {
-  /** `bell` is called in the event loop when there are letters. It does not keep the loop alive until `ref` is called. */
-  constructor(bell: () => void)
-  /** The letters that have come, oldest first. */
-  take(): Array<NativeLetter>
+  /**
+   * `bell` is called in the event loop when letters have come, with what `take` gives. It does not keep the loop alive until `ref` is
+   * called.
+   */
+  constructor(bell: (arg0?: Array<NativeLetter> | undefined | null) => void, page: Float64Array)
+  /**
+   * The letters that have come, oldest first: as numbers on the page where they consist of nothing else, the others as values. The
+   * page says whether there are more: then the bell does not ring, and JavaScript takes them when the event loop has had a turn.
+   */
+  take(page: Float64Array): Array<NativeLetter> | null
   /** Keeps the event loop alive, until `unref`. */
   ref(): void
   /** Lets the event loop end. */
@@ -676,8 +686,11 @@ export interface NativeScoreRequest {
 
 /** A stream of events. Its end by the garbage collector cancels the generation. */
 export declare class NativeStream {
-  /** The events that have come, or null: then a `ready` letter says when to look again. After the last event an empty list. */
-  look(): Array<NativeEvent> | null
+  /**
+   * The events that have come, or null: then a `ready` letter says when to look again. After the last event an empty list. A text
+   * is one chunk of nothing else, and its tokens are in `ids`, behind their count.
+   */
+  look(ids: Float64Array): string | Array<NativeEvent> | null
   /** Ends the generation with an error of kind `Cancelled`. */
   cancel(): void
   /** Ends the generation with what there is. */
@@ -763,6 +776,9 @@ export declare function openEngine(mailbox: NativeMailbox, id: number, options: 
 
 /** Opens an engine on a scripted device that knows these models; it is what the call ends with. */
 export declare function openFakeEngine(mailbox: NativeMailbox, id: number, models: Array<NativeFakeModel>, options: NativeEngineOptions): void
+
+/** How vectors with this number were pooled. */
+export declare function pooling(number: number): string
 
 /** Where a result with this number comes from. */
 export declare function provenance(number: number): NativeProvenance

@@ -1,15 +1,16 @@
-import { CancelToken } from './cancel.js'
+import { cancelToken } from './cancel.js'
+import type { CancelToken } from './cancel.js'
 import * as checks from './checks.js'
 import { check } from './checks.js'
 import { theCalls } from './calls.js'
-import { asHobError, invalid } from './errors.js'
+import { attempt, guarded, invalid } from './errors.js'
 import type { ErrorCode } from './errors.js'
+import { Line } from './line.js'
 import type {
   NativeCharge, NativeEvents, NativeEvicted, NativeLease, NativePause, NativePlan, NativePool, NativePoolEvent, NativePoolStatus,
   NativeReclaimed,
 } from './native.js'
 import type { Idle, NoRoom } from './requests.js'
-import { Turns } from './turns.js'
 
 export type {
   NativeCounters as Counters, NativeEntryStatus as EntryStatus, NativeEvicted as Evicted, NativeFailure as Failure,
@@ -92,20 +93,128 @@ export interface PoolOptions {
 /** Why an entry goes. */
 export type UnloadReason = 'evicted' | 'idle' | 'requested' | 'forgotten' | 'replaced' | 'closed'
 
+/** What every event of an entry says. */
+export interface EntryEvent {
+  /** The entry's name. */
+  key: Key
+}
+
+/** What every event of a load or an unload says. */
+export interface ResidentEvent extends EntryEvent {
+  /** The number under which its host keeps it. */
+  token: number
+}
+
+/** An admission stands in line for room. */
+export interface WaitingEvent extends EntryEvent {
+  /** What happened. */
+  event: 'waiting'
+  /** What it will take. */
+  bytes: number
+  /** Admissions that are served before it. */
+  ahead: number
+}
+
+/** An admission was refused. */
+export interface RefusedEvent extends EntryEvent {
+  /** What happened. */
+  event: 'refused'
+  /** What it would have taken. */
+  bytes: number
+  /** Why. */
+  code: ErrorCode
+}
+
+/** A load begins: its bytes are on the account. */
+export interface LoadStartedEvent extends ResidentEvent {
+  /** What happened. */
+  event: 'loadStarted'
+  /** What it is expected to take. */
+  bytes: number
+}
+
+/** How far a load is. */
+export interface LoadProgressEvent extends ResidentEvent {
+  /** What happened. */
+  event: 'loadProgress'
+  /** 0 to 100. */
+  percent: number
+}
+
+/** The entry is resident. */
+export interface LoadedEvent extends ResidentEvent {
+  /** What happened. */
+  event: 'loaded'
+  /** What it takes. */
+  bytes: number
+  /** How long the load took, in milliseconds. */
+  ms: number
+}
+
+/** A load failed; its bytes are off the account. */
+export interface LoadFailedEvent extends ResidentEvent {
+  /** What happened. */
+  event: 'loadFailed'
+  /** Why. */
+  code: ErrorCode
+  /** How long it took to fail, in milliseconds. */
+  ms: number
+}
+
+/** An entry is let go of: nobody gets a use of it any more. */
+export interface UnloadStartedEvent extends ResidentEvent {
+  /** What happened. */
+  event: 'unloadStarted'
+  /** Why. */
+  reason: UnloadReason
+}
+
+/** An entry is gone and its bytes are off the account. */
+export interface UnloadedEvent extends ResidentEvent {
+  /** What happened. */
+  event: 'unloaded'
+  /** Why. */
+  reason: UnloadReason
+  /** What it took. */
+  bytes: number
+  /** How long its release took, in milliseconds. */
+  ms: number
+}
+
+/** A release failed. The entry is gone from the account all the same. */
+export interface ReleaseFailedEvent extends ResidentEvent {
+  /** What happened. */
+  event: 'releaseFailed'
+  /** Why. */
+  code: ErrorCode
+}
+
+/** The budget was changed. */
+export interface BudgetEvent {
+  /** What happened. */
+  event: 'budgetChanged'
+  /** The budget now. */
+  bytes: number
+}
+
+/** The pool was paused, resumed or closed; or something that this version of the package has no name for. */
+export interface StateEvent {
+  /** What happened. */
+  event: 'paused' | 'resumed' | 'closed' | 'unknown'
+}
+
+/** The reader was too slow. */
+export interface MissedEvent {
+  /** What happened. */
+  event: 'missed'
+  /** How many of the oldest unread events were dropped. */
+  missed: number
+}
+
 /** Something that happened in a pool. A later version may add events. */
 export type PoolEvent =
-  | { event: 'waiting'; key: Key; bytes: number; ahead: number }
-  | { event: 'refused'; key: Key; bytes: number; code: ErrorCode }
-  | { event: 'loadStarted'; key: Key; token: number; bytes: number }
-  | { event: 'loadProgress'; key: Key; token: number; percent: number }
-  | { event: 'loaded'; key: Key; token: number; bytes: number; ms: number }
-  | { event: 'loadFailed'; key: Key; token: number; code: ErrorCode; ms: number }
-  | { event: 'unloadStarted'; key: Key; token: number; reason: UnloadReason }
-  | { event: 'unloaded'; key: Key; token: number; reason: UnloadReason; bytes: number; ms: number }
-  | { event: 'releaseFailed'; key: Key; token: number; code: ErrorCode }
-  | { event: 'budgetChanged'; bytes: number }
-  | { event: 'paused' | 'resumed' | 'closed' | 'unknown' }
-  | { event: 'missed'; missed: number }
+  | WaitingEvent | RefusedEvent | LoadStartedEvent | LoadProgressEvent | LoadedEvent | LoadFailedEvent | UnloadStartedEvent
+  | UnloadedEvent | ReleaseFailedEvent | BudgetEvent | StateEvent | MissedEvent
 
 /** A use of a resident: while it lasts the entry is neither evicted nor swept. Made for `using`. */
 export class Lease implements Disposable {
@@ -134,6 +243,7 @@ export class Lease implements Disposable {
     return this.#native.end()
   }
 
+  /** Ends the use, at the end of a `using` block. */
   [Symbol.dispose](): void {
     this.#native.end()
   }
@@ -153,6 +263,7 @@ export class Pause implements Disposable {
     return this.#native.resume()
   }
 
+  /** Ends the pause, at the end of a `using` block. */
   [Symbol.dispose](): void {
     this.#native.resume()
   }
@@ -177,6 +288,7 @@ export class Charge implements Disposable {
     return this.#native.end()
   }
 
+  /** Ends the charge, at the end of a `using` block. */
   [Symbol.dispose](): void {
     this.#native.end()
   }
@@ -184,29 +296,19 @@ export class Charge implements Disposable {
 
 /** What happens in a pool: an async iterator that ends with the pool. Waiting for it does not keep a process alive. */
 export class PoolEvents implements AsyncIterableIterator<PoolEvent, undefined>, AsyncDisposable {
-  readonly #id: number
   #native: NativeEvents | undefined
   #events: NativePoolEvent[] = []
-  readonly #turns = new Turns()
+  readonly #line: Line<IteratorResult<PoolEvent, undefined>>
 
   /** @internal */
   constructor(native: NativeEvents, id: number) {
     this.#native = native
-    this.#id = id
+    this.#line = new Line(id, false, () => this.#take())
   }
 
   /** The next event. */
   next(): Promise<IteratorResult<PoolEvent, undefined>> {
-    return this.#turns.take(
-      () => this.#take(),
-      async () => {
-        for (;;) {
-          const taken = this.#take()
-          if (taken !== undefined) return taken
-          await theCalls().ready(this.#id, false)
-        }
-      },
-    )
+    return this.#line.next()
   }
 
   #take(): IteratorResult<PoolEvent, undefined> | undefined {
@@ -225,14 +327,16 @@ export class PoolEvents implements AsyncIterableIterator<PoolEvent, undefined>, 
     this.#native?.free()
     this.#native = undefined
     this.#events = []
-    theCalls().wake(this.#id)
+    this.#line.look()
     return Promise.resolve({ done: true, value: undefined })
   }
 
+  /** Itself: a subscription is read once. */
   [Symbol.asyncIterator](): this {
     return this
   }
 
+  /** Ends the subscription, at the end of an `await using` block. */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.return()
   }
@@ -241,13 +345,22 @@ export class PoolEvents implements AsyncIterableIterator<PoolEvent, undefined>, 
 const NO_ROOM = checks.oneOf('wait', 'refuse', 'loadAnyway')
 
 const ADMISSION = {
-  key: checks.text, cost: checks.either(checks.number, checks.callback), load: checks.callback, release: checks.callback,
+  key: checks.name, cost: checks.either(checks.number, checks.callback), load: checks.callback, release: checks.callback,
   idle: checks.idle, useIdle: checks.idle, pinned: checks.flag, inUse: checks.flag, replace: checks.flag, noRoom: NO_ROOM,
-  signal: checks.signal, cancel: checks.instance(CancelToken, 'CancelToken'), timeoutMs: checks.number,
+  signal: checks.signal, cancel: cancelToken, timeoutMs: checks.number,
 }
 
 const POOL = {
   budgetBytes: checks.number, physicalLimitBytes: checks.number, idle: checks.idle, noRoom: NO_ROOM, maxWaiting: checks.number,
+}
+
+/** @internal An engine's pool, which its host did not make. */
+export class Inner {
+  readonly native: NativePool
+
+  constructor(native: NativePool) {
+    this.native = native
+  }
 }
 
 /**
@@ -260,47 +373,51 @@ export class Pool implements AsyncDisposable {
   /** A pool without an engine. Throws a `HobError` for bad options. */
   constructor(options: PoolOptions)
   /** @internal */
-  constructor(native: { native: NativePool })
-  constructor(options: PoolOptions | { native: NativePool }) {
-    if (typeof options === 'object' && options !== null && 'native' in options) {
+  constructor(inner: Inner)
+  constructor(options: PoolOptions | Inner) {
+    if (options instanceof Inner) {
       this.#native = options.native
       return
     }
-    check('new Pool', options, POOL, ['budgetBytes'])
+    const checked = check('new Pool', options as PoolOptions, POOL, ['budgetBytes'])
     const { addon, mailbox } = theCalls()
-    this.#native = guarded(() => addon.NativePool.create(mailbox, options))
+    this.#native = guarded(() => addon.NativePool.create(mailbox, checked))
   }
 
   /** Makes a key resident: a hit if it is already, a join if somebody is loading it, else a load once there is room. */
-  async admit(admission: Admission): Promise<Admitted> {
-    check('admit', admission, ADMISSION, ['key', 'cost', 'load'])
-    const { key, cost, load, release, signal, cancel, idle, useIdle, pinned, inUse, replace, noRoom, timeoutMs } = admission
-    const native = {
-      key, idle, useIdle, pinned, inUse, replace, noRoom, timeoutMs,
-      releases: release !== undefined,
-      cost: typeof cost === 'number' ? cost : undefined,
-    } as Parameters<NativePool['admit']>[1]
-    const functions = {
-      estimate: typeof cost === 'function' ? cost : undefined,
-      load: load.bind(admission),
-      release: release?.bind(admission),
-    }
-    const start = (id: number) => this.#native.admit(id, native, cancel?.native)
-    const { lease, ...admitted } = await theCalls().call<Admitted & { lease?: NativeLease }>(start, { signal, functions })
-    return lease === undefined ? admitted : { ...admitted, lease: new Lease(lease as unknown as NativeLease, this) }
+  admit(admission: Admission): Promise<Admitted> {
+    return attempt(() => {
+      const checked = check('admit', admission, ADMISSION, ['key', 'cost', 'load'])
+      const { key, cost, load, release, signal, cancel, idle, useIdle, pinned, inUse, replace, noRoom, timeoutMs } = checked
+      const native = {
+        key, idle, useIdle, pinned, inUse, replace, noRoom, timeoutMs,
+        releases: release !== undefined,
+        cost: typeof cost === 'number' ? cost : undefined,
+      } as Parameters<NativePool['admit']>[1]
+      const functions = {
+        estimate: typeof cost === 'function' ? cost : undefined,
+        load: load.bind(admission),
+        release: release?.bind(admission),
+      }
+      const shape = ({ lease, ...admitted }: Omit<Admitted, 'lease'> & { lease?: NativeLease }): Admitted =>
+        lease === undefined ? admitted : { ...admitted, lease: new Lease(lease, this) }
+      return theCalls().call((id) => this.#native.admit(id, native, cancel?.native), { signal, functions, shape })
+    })
   }
 
   /** Begins a use of a resident entry; undefined when the pool does not hold it. Never waits, never loads. */
   beginUse(key: Key, options: { idle?: Idle } = {}): Lease | undefined {
-    check('beginUse', options, { idle: checks.idle })
-    const lease = guarded(() => this.#native.beginUse(named(key), options.idle))
+    const { idle } = check('beginUse', options, { idle: checks.idle })
+    const lease = guarded(() => this.#native.beginUse(named(key), idle))
     return lease === null ? undefined : new Lease(lease, this)
   }
 
   /** Ends a use, as `lease.end()` does. */
   endUse(lease: Lease): boolean {
-    if (!(lease instanceof Lease)) throw invalid('endUse: a Lease is wanted, as beginUse and admit give it')
-    return lease.end()
+    return guarded(() => {
+      if (!(lease instanceof Lease)) throw invalid('endUse: a Lease is wanted, as beginUse and admit give it')
+      return lease.end()
+    })
   }
 
   /** The token of a resident entry, without a use and without touching its clock. */
@@ -322,27 +439,31 @@ export class Pool implements AsyncDisposable {
    * Unloads an entry: detached at once, then released. An entry in use is refused with `InUse` unless `force`; `NotFound` when the
    * pool does not hold it.
    */
-  async evict(key: Key, options: { force?: boolean } = {}): Promise<NativeEvicted> {
-    check('evict', options, { force: checks.flag })
-    const name = named(key)
-    return theCalls().call((id) => this.#native.evict(id, name, options.force ?? false))
+  evict(key: Key, options: { force?: boolean } = {}): Promise<NativeEvicted> {
+    return attempt(() => {
+      const { force = false } = check('evict', options, { force: checks.flag })
+      const name = named(key)
+      return theCalls().call((id) => this.#native.evict(id, name, force))
+    })
   }
 
   /** Unloads idle entries, least recently used first, until the account is within the budget. */
-  async trim(): Promise<NativeReclaimed> {
-    return theCalls().call((id) => this.#native.trim(id))
+  trim(): Promise<NativeReclaimed> {
+    return attempt(() => theCalls().call((id) => this.#native.trim(id)))
   }
 
   /** Unloads idle entries, least recently used first, until so many bytes are free. Reserves nothing. */
-  async makeRoom(bytes: number, options: { signal?: AbortSignal } = {}): Promise<NativeReclaimed> {
-    check('makeRoom', options, { signal: checks.signal })
-    const wanted = amount('bytes', bytes)
-    return theCalls().call((id) => this.#native.makeRoom(id, wanted), { signal: options.signal })
+  makeRoom(bytes: number, options: { signal?: AbortSignal } = {}): Promise<NativeReclaimed> {
+    return attempt(() => {
+      const { signal } = check('makeRoom', options, { signal: checks.signal })
+      const wanted = amount('bytes', bytes)
+      return theCalls().call((id) => this.#native.makeRoom(id, wanted), { signal })
+    })
   }
 
   /** Unloads every entry past its idle time now. The pool does so by itself too. */
-  async sweep(): Promise<NativeReclaimed> {
-    return theCalls().call((id) => this.#native.sweep(id))
+  sweep(): Promise<NativeReclaimed> {
+    return attempt(() => theCalls().call((id) => this.#native.sweep(id)))
   }
 
   /** Pins an entry: never evicted, never swept; an explicit evict, forget or close still works. False when it is not known. */
@@ -387,8 +508,8 @@ export class Pool implements AsyncDisposable {
 
   /** What an admission would do now, changing nothing. */
   plan(key: Key, cost: number, options: { noRoom?: NoRoom } = {}): NativePlan {
-    check('plan', options, { noRoom: NO_ROOM })
-    return guarded(() => this.#native.plan(named(key), amount('cost', cost), options.noRoom))
+    const { noRoom } = check('plan', options, { noRoom: NO_ROOM })
+    return guarded(() => this.#native.plan(named(key), amount('cost', cost), noRoom))
   }
 
   /** A snapshot. Never loads, never waits for a device. */
@@ -406,36 +527,30 @@ export class Pool implements AsyncDisposable {
    * oldest and is told how many.
    */
   events(options: { capacity?: number } = {}): PoolEvents {
-    check('events', options, { capacity: checks.number })
+    const { capacity = 256 } = check('events', options, { capacity: checks.number })
     const id = theCalls().number()
-    return new PoolEvents(guarded(() => this.#native.events(id, options.capacity ?? 256)), id)
+    return new PoolEvents(guarded(() => this.#native.events(id, capacity)), id)
   }
 
   /** Holds back new loads until the pause ends, once loads and releases under way have. Residents stay usable. */
-  async pause(): Promise<Pause> {
-    return new Pause(await theCalls().call<NativePause>((id) => this.#native.pause(id)))
+  pause(): Promise<Pause> {
+    const shape = (native: NativePause) => new Pause(native)
+    return attempt(() => theCalls().call((id) => this.#native.pause(id), { shape }))
   }
 
   /** Closes the pool: whoever waits gets `Closed`, and every entry is released. Idempotent. */
-  async close(): Promise<void> {
-    await theCalls().call((id) => this.#native.close(id))
+  close(): Promise<void> {
+    return attempt(() => theCalls().call((id) => this.#native.close(id), { shape: () => undefined }))
   }
 
+  /** Closes the pool, at the end of an `await using` block. */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.close()
   }
 }
 
-function guarded<T>(act: () => T): T {
-  try {
-    return act()
-  } catch (error) {
-    throw asHobError(error)
-  }
-}
-
 function named(key: unknown): string {
-  const wrong = checks.text(key)
+  const wrong = checks.name(key)
   if (wrong !== undefined) throw invalid(`the key ${wrong}`)
   return key as string
 }

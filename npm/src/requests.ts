@@ -1,9 +1,10 @@
-import { CancelToken } from './cancel.js'
+import { cancelToken } from './cancel.js'
+import type { CancelToken } from './cancel.js'
 import * as checks from './checks.js'
 import { check } from './checks.js'
 import { invalid } from './errors.js'
 import type {
-  NativeDecide, NativeEmbed, NativeEngineOptions, NativeGenerate, NativePrompt, NativeRequest, NativeRerank, NativeScoreRequest,
+  NativeCancelToken, NativeDecide, NativeEmbed, NativeEngineOptions, NativeGenerate, NativePrompt, NativeRequest, NativeRerank, NativeScoreRequest,
 } from './native.js'
 
 /** How long something stays when it is idle: so many seconds (taken as 30 to 86,400; 0 is `'immediately'`), or a word. */
@@ -92,32 +93,66 @@ export interface LoadOptions {
 
 /** A part of a message, in the style of other APIs. */
 export interface ContentPart {
+  /** There are parts of text only. */
   type: 'text'
+  /** The text. */
   text: string
 }
 
 /** A call that an assistant made, in OpenAI's shape. */
 export interface MessageToolCall {
+  /** Which call this is; the tool's message names it in `tool_call_id`. */
   id?: string
+  /** There are calls of functions only. */
   type?: 'function'
-  function: { name: string; arguments: string | object }
+  /** What was called. */
+  function: CalledFunction
+}
+
+/** The name and the arguments of a call. */
+export interface CalledFunction {
+  /** The tool's name. */
+  name: string
+  /** The arguments: a JSON object, or its text. */
+  arguments: string | object
 }
 
 /** A message of a conversation, in OpenAI's shape. Further fields are handed to the model's chat template. */
 export interface Message {
+  /** Who speaks. Templates know the four; some know others. */
   role: 'system' | 'user' | 'assistant' | 'tool' | (string & {})
+  /** What is said; absent or null where calls of tools are all. */
   content?: string | ContentPart[] | null
+  /** The speaker's name, for templates that print it. */
   name?: string
+  /** The reasoning that came before an assistant's text. */
   reasoning_content?: string
+  /** Calls that an assistant made. */
   tool_calls?: MessageToolCall[]
+  /** The call that a tool's message answers. */
   tool_call_id?: string
+  /** For the template. */
   [further: string]: unknown
 }
 
 /** A tool that a model may call, in OpenAI's shape. */
 export interface Tool {
+  /** There are functions only. */
   type: 'function'
-  function: { name: string; description?: string; parameters?: object; strict?: boolean | null }
+  /** The function. */
+  function: ToolFunction
+}
+
+/** What a model is told about a function. */
+export interface ToolFunction {
+  /** Its name. */
+  name: string
+  /** What it does, for the model. */
+  description?: string
+  /** Its arguments, as a JSON schema. */
+  parameters?: object
+  /** OpenAI's wish that arguments keep the schema. Nothing enforces it here. */
+  strict?: boolean | null
 }
 
 /** What a model continues: exactly one of the three. */
@@ -235,7 +270,7 @@ export interface DecideRequest extends PromptOptions, RenderOptions, RequestOpti
   decision?: 'choice' | 'score' | 'predicate'
 }
 
-const { text, texts, textOrTexts, number, numbers, flag, list, object, oneOf } = checks
+const { name, text, texts, textOrTexts, number, numbers, flag, list, object, oneOf } = checks
 
 const LOAD = {
   kind: oneOf('chat', 'embedder', 'reranker'), float: oneOf('float32', 'float16', 'bfloat16'), dequantize: flag,
@@ -243,7 +278,7 @@ const LOAD = {
 }
 
 export const REQUEST = {
-  signal: checks.signal, cancel: checks.instance(CancelToken, 'CancelToken'), timeoutMs: number, load: object,
+  signal: checks.signal, cancel: cancelToken, timeoutMs: number, load: object,
   idle: checks.idle, modelIdle: checks.idle, pinned: flag,
 }
 
@@ -252,26 +287,26 @@ const PROMPT = { messages: list, prompt: text, promptTokens: numbers }
 const RENDER = { tools: list, documents: list, enableThinking: flag, addGenerationPrompt: flag, templateVariables: object }
 
 const GENERATE = {
-  ...PROMPT, ...RENDER, ...REQUEST, model: text, maxTokens: number, stop: textOrTexts, temperature: number, topK: number,
+  ...PROMPT, ...RENDER, ...REQUEST, model: name, maxTokens: number, stop: textOrTexts, temperature: number, topK: number,
   topP: number, minP: number, repetitionPenalty: number, repetitionWindow: number, seed: number, logprobs: number,
   truncate: oneOf('error', 'end', 'start'), coalesceTokens: number, coalesceMs: number, promptCache: flag,
   onCancel: oneOf('abort', 'stop'),
 }
 
 const EMBED = {
-  ...REQUEST, model: text, texts: textOrTexts, promptName: text, dimensions: number, normalize: flag,
+  ...REQUEST, model: name, texts: textOrTexts, promptName: name, dimensions: number, normalize: flag,
   truncate: oneOf('error', 'end'),
 }
 
 const RERANK = {
-  ...REQUEST, model: text, query: text, documents: texts, instruct: text, topN: number, unsorted: flag,
+  ...REQUEST, model: name, query: text, documents: texts, instruct: text, topN: number, unsorted: flag,
   truncate: oneOf('error', 'end'),
 }
 
-const SCORE = { ...PROMPT, ...REQUEST, model: text, completion: text }
+const SCORE = { ...PROMPT, ...REQUEST, model: name, completion: text }
 
 const DECIDE = {
-  ...PROMPT, ...RENDER, ...REQUEST, model: text, answers: texts, decision: oneOf('choice', 'score', 'predicate'),
+  ...PROMPT, ...RENDER, ...REQUEST, model: name, answers: texts, decision: oneOf('choice', 'score', 'predicate'),
 }
 
 const ENGINE = {
@@ -302,12 +337,10 @@ function json(what: string, value: unknown): string {
 }
 
 export function readEngineOptions(options: EngineOptions): NativeEngineOptions {
-  check('Engine.open', options, ENGINE)
-  const { limits, ...rest } = options
+  const { limits, ...rest } = check('Engine.open', options, ENGINE)
   if (limits === undefined) return rest
-  check('Engine.open: limits', limits, LIMITS)
   const snake = (name: string) => name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`)
-  const entries = Object.entries(limits).filter(([, value]) => value !== undefined)
+  const entries = Object.entries(check('Engine.open: limits', limits, LIMITS))
   return { ...rest, limits: json('limits', Object.fromEntries(entries.map(([name, value]) => [snake(name), value]))) }
 }
 
@@ -317,8 +350,7 @@ export function readRequest(what: string, options: RequestOptions & { onCancel?:
   if ((timeoutMs ?? onCancel ?? load ?? idle ?? modelIdle ?? pinned) === undefined) return undefined
   const common = given({ timeoutMs, onCancel, idle, modelIdle, pinned })
   if (load === undefined) return common as NativeRequest
-  check(`${what}: load`, load, LOAD)
-  const { manifest, ...rest } = load
+  const { manifest, ...rest } = check(`${what}: load`, load, LOAD)
   const written = typeof manifest === 'object' ? json('the manifest', manifest) : manifest
   return given({ ...common, ...rest, manifest: written }) as NativeRequest
 }
@@ -339,52 +371,62 @@ function readPrompt(what: string, options: PromptOptions & RenderOptions): Nativ
   }) as NativePrompt
 }
 
-export function readGenerate(request: GenerateRequest): NativeGenerate {
-  check('generate', request, GENERATE, ['model'])
+/** What ends a request, as it goes to the call. */
+interface Ends {
+  signal: AbortSignal | undefined
+  cancel: NativeCancelToken | undefined
+}
+
+export function readGenerate(request: GenerateRequest): Ends & { wanted: NativeGenerate; stops: boolean } {
+  const checked = check('generate', request, GENERATE, ['model'])
   const {
     model, maxTokens, stop, temperature, topK, topP, minP, repetitionPenalty, repetitionWindow, seed, logprobs, truncate,
-    coalesceTokens, coalesceMs, promptCache,
-  } = request
-  return given({
+    coalesceTokens, coalesceMs, promptCache, signal, cancel, onCancel,
+  } = checked
+  const wanted = given({
     model, maxTokens, temperature, topK, topP, minP, repetitionPenalty, repetitionWindow, seed, logprobs, truncate,
     coalesceTokens, coalesceMs, promptCache,
     stop: typeof stop === 'string' ? [stop] : (stop as string[] | undefined),
-    prompt: readPrompt('generate', request),
-    request: readRequest('generate', request),
+    prompt: readPrompt('generate', checked),
+    request: readRequest('generate', checked),
   }) as NativeGenerate
+  return { wanted, signal, cancel: cancel?.native, stops: onCancel === 'stop' }
 }
 
-export function readEmbed(request: EmbedRequest): NativeEmbed {
-  check('embed', request, EMBED, ['model', 'texts'])
-  const { model, texts, promptName, dimensions, normalize, truncate } = request
-  return given({
-    model, promptName, dimensions, normalize, truncate,
-    texts: typeof texts === 'string' ? [texts] : (texts as string[]),
-    request: readRequest('embed', request),
-  }) as NativeEmbed
+export function readEmbed(request: EmbedRequest): Ends & { model: string; list: string[]; options: NativeEmbed | undefined } {
+  const checked = check('embed', request, EMBED, ['model', 'texts'])
+  const { model, texts, promptName, dimensions, normalize, truncate, signal, cancel } = checked
+  const common = readRequest('embed', checked)
+  const plain = (promptName ?? dimensions ?? normalize ?? truncate ?? common) === undefined
+  const options = plain ? undefined : (given({ promptName, dimensions, normalize, truncate, request: common }) as NativeEmbed)
+  const list = typeof texts === 'string' ? [texts] : (texts as string[])
+  return { model, list, options, signal, cancel: cancel?.native }
 }
 
-export function readRerank(request: RerankRequest): NativeRerank {
-  check('rerank', request, RERANK, ['model', 'query', 'documents'])
-  const { model, query, documents, instruct, topN, unsorted, truncate } = request
-  return given({
+export function readRerank(request: RerankRequest): Ends & { wanted: NativeRerank } {
+  const checked = check('rerank', request, RERANK, ['model', 'query', 'documents'])
+  const { model, query, documents, instruct, topN, unsorted, truncate, signal, cancel } = checked
+  const wanted = given({
     model, query, documents: documents as string[], instruct, topN, unsorted, truncate,
-    request: readRequest('rerank', request),
+    request: readRequest('rerank', checked),
   }) as NativeRerank
+  return { wanted, signal, cancel: cancel?.native }
 }
 
-export function readScore(request: ScoreRequest): NativeScoreRequest {
-  check('score', request, SCORE, ['model', 'completion'])
-  const { model, completion } = request
-  return given({ model, completion, prompt: readPrompt('score', request), request: readRequest('score', request) })
+export function readScore(request: ScoreRequest): Ends & { wanted: NativeScoreRequest } {
+  const checked = check('score', request, SCORE, ['model', 'completion'])
+  const { model, completion, signal, cancel } = checked
+  const wanted = given({ model, completion, prompt: readPrompt('score', checked), request: readRequest('score', checked) })
+  return { wanted: wanted as NativeScoreRequest, signal, cancel: cancel?.native }
 }
 
-export function readDecide(request: DecideRequest): NativeDecide {
-  check('decide', request, DECIDE, ['model', 'answers'])
-  const { model, answers, decision } = request
-  return given({
+export function readDecide(request: DecideRequest): Ends & { wanted: NativeDecide } {
+  const checked = check('decide', request, DECIDE, ['model', 'answers'])
+  const { model, answers, decision, signal, cancel } = checked
+  const wanted = given({
     model, answers: answers as string[], decision,
-    prompt: readPrompt('decide', request),
-    request: readRequest('decide', request),
+    prompt: readPrompt('decide', checked),
+    request: readRequest('decide', checked),
   }) as NativeDecide
+  return { wanted, signal, cancel: cancel?.native }
 }

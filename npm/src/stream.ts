@@ -1,12 +1,13 @@
-import { aborted, theCalls } from './calls.js'
+import { aborted, isAborted, scratch, unlisten } from './calls.js'
 import { asHobError, HobError } from './errors.js'
 import type { NativeEvent, NativeProvenance, NativeStream, NativeTimings, NativeTokenLogprob } from './native.js'
-import { Turns } from './turns.js'
+import { Line } from './line.js'
 
 export type { NativeProvenance as Provenance, NativeTimings as Timings, NativeTokenLogprob as TokenLogprob } from './native.js'
 
 /** More of the answer. */
 export interface ChunkEvent {
+  /** What it is. */
   type: 'chunk'
   /** Whole characters, possibly none (a token may not complete one yet). */
   text: string
@@ -61,12 +62,26 @@ export interface Summary {
   provenance?: NativeProvenance
 }
 
+/** A complete call of a tool. */
+export interface ToolCallEvent extends ToolCall {
+  /** What it is. */
+  type: 'toolCall'
+}
+
+/** A call that could not be read. */
+export interface RejectedCallEvent extends RejectedCall {
+  /** What it is. */
+  type: 'rejectedCall'
+}
+
+/** The end of an answer. */
+export interface FinishedEvent extends Summary {
+  /** What it is. */
+  type: 'finished'
+}
+
 /** What a stream yields: chunks and calls, then exactly one `finished`, unless it ends in an error. */
-export type StreamEvent =
-  | ChunkEvent
-  | ({ type: 'toolCall' } & ToolCall)
-  | ({ type: 'rejectedCall' } & RejectedCall)
-  | ({ type: 'finished' } & Summary)
+export type StreamEvent = ChunkEvent | ToolCallEvent | RejectedCallEvent | FinishedEvent
 
 /** A whole answer. */
 export interface Generation extends Summary {
@@ -84,6 +99,8 @@ export interface Generation extends Summary {
   logprobs: NativeTokenLogprob[]
 }
 
+type Next = IteratorResult<StreamEvent, undefined>
+
 type Started = { native: NativeStream; id: number; signal: AbortSignal | undefined } | { error: HobError }
 
 /**
@@ -91,96 +108,87 @@ type Started = { native: NativeStream; id: number; signal: AbortSignal | undefin
  * garbage collector all end it. A stream that is read too slowly pauses itself, never others.
  */
 export class GenerateStream implements AsyncIterableIterator<StreamEvent, undefined>, AsyncDisposable {
-  readonly #id: number
   readonly #signal: AbortSignal | undefined
   #native: NativeStream | undefined
   #events: NativeEvent[] = []
   #at = 0
   #error: HobError | undefined
-  readonly #turns = new Turns()
+  readonly #line: Line<Next>
   #unlisten: (() => void) | undefined
 
   /** @internal */
   constructor(started: Started) {
+    this.#line = new Line('error' in started ? 0 : started.id, true, () => this.#take())
     if ('error' in started) {
-      this.#id = 0
-      this.#signal = undefined
       this.#error = started.error
       return
     }
-    const { native, id, signal } = started
+    const { native, signal } = started
     this.#native = native
-    this.#id = id
     this.#signal = signal
-    if (signal !== undefined) {
-      // Weak: a signal that lives on must not keep a stream that everybody else has dropped.
-      const weak = new WeakRef(native)
-      const listener = () => weak.deref()?.cancel()
+    if (signal === undefined) return
+    // Weak: a signal that lives on must not keep a stream that everybody else has dropped.
+    const weak = new WeakRef(native)
+    const listener = () => weak.deref()?.cancel()
+    try {
       if (signal.aborted) listener()
       else signal.addEventListener('abort', listener, { once: true })
-      this.#unlisten = () => signal.removeEventListener('abort', listener)
+      this.#unlisten = () => unlisten(signal, listener)
+    } catch (error) {
+      // It only looked like a signal.
+      native.free()
+      throw error
     }
   }
 
   /** The next event. Rejects once with the stream's error, a `HobError`; after the end it is done. */
   next(): Promise<IteratorResult<StreamEvent, undefined>> {
-    return this.#turns.take(
-      () => {
-        const event = this.#take()
-        return event === undefined ? undefined : { done: false, value: event }
-      },
-      () => this.#wait(),
-    )
+    return this.#line.next()
   }
 
-  #take(): StreamEvent | undefined {
-    if (this.#at === this.#events.length) this.#look()
-    const event = this.#events[this.#at]
-    if (event === undefined) return undefined
-    this.#at++
-    return shaped(event)
-  }
-
-  /** Fetches what has come, if all fetched before is given out. */
-  #look(): void {
-    if (this.#native === undefined) return
-    try {
-      const events = this.#native.look()
-      this.#events = events ?? []
-      this.#at = 0
-      if (events !== null && events.length === 0) this.#end()
-      else if (events?.at(-1)?.kind === 'finished') this.#end()
-    } catch (error) {
-      const failed = asHobError(error)
-      const signal = this.#signal
-      this.#error = failed.code === 'Cancelled' && signal?.aborted ? aborted(signal) : failed
-      this.#events = []
-      this.#at = 0
-      this.#end()
-    }
-  }
-
-  async #wait(): Promise<IteratorResult<StreamEvent, undefined>> {
-    for (;;) {
-      const event = this.#take()
-      if (event !== undefined) return { done: false, value: event }
-      if (this.#native === undefined) break
-      await theCalls().ready(this.#id, true)
-    }
+  /** The next event, if it is there, or the end. Throws the error. */
+  #take(): Next | undefined {
+    const value = this.#event()
+    if (value !== undefined) return { done: false, value }
+    if (this.#native !== undefined) return undefined
     const error = this.#error
     this.#error = undefined
     if (error !== undefined) throw error
     return { done: true, value: undefined }
   }
 
+  /** Fetches what has come, if all fetched before is given out. */
+  #event(): StreamEvent | undefined {
+    if (this.#at < this.#events.length) return shaped(this.#events[this.#at++]!)
+    if (this.#native === undefined) return undefined
+    try {
+      const events = this.#native.look(scratch)
+      if (events === null) return undefined
+      if (typeof events === 'string') {
+        const tokenIds: number[] = []
+        for (let at = 1; at <= scratch[0]!; at++) tokenIds.push(scratch[at]!)
+        return { type: 'chunk', text: events, reasoning: '', tokenIds }
+      }
+      this.#events = events
+      this.#at = 0
+      if (events.length === 0 || events[events.length - 1]!.kind === 'finished') this.#end()
+      return events.length === 0 ? undefined : shaped(events[this.#at++]!)
+    } catch (error) {
+      const failed = asHobError(error)
+      const signal = this.#signal
+      this.#error = failed.code === 'Cancelled' && isAborted(signal) ? aborted(signal) : failed
+      this.#end()
+      return undefined
+    }
+  }
+
   #end(): void {
     this.#native = undefined
     this.#unlisten?.()
     this.#unlisten = undefined
-    // Who waits for a letter need not any more.
-    if (this.#id !== 0) theCalls().wake(this.#id)
   }
 
+  /** Itself: a stream is read once. */
   [Symbol.asyncIterator](): this {
     return this
   }
@@ -192,6 +200,8 @@ export class GenerateStream implements AsyncIterableIterator<StreamEvent, undefi
     this.#at = 0
     this.#error = undefined
     this.#end()
+    // Who waits for a letter need not any more.
+    this.#line.look()
     return Promise.resolve({ done: true, value: undefined })
   }
 
@@ -246,6 +256,7 @@ export class GenerateStream implements AsyncIterableIterator<StreamEvent, undefi
     for await (const event of this) if (event.type === 'chunk' && event.text !== '') yield event.text
   }
 
+  /** Ends the generation, at the end of an `await using` block. */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.return()
   }

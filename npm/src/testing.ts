@@ -7,7 +7,7 @@ import * as checks from './checks.js'
 import { check } from './checks.js'
 import { theCalls } from './calls.js'
 import { Engine } from './engine.js'
-import { asHobError, invalid } from './errors.js'
+import { attempt, guarded, invalid } from './errors.js'
 import type { NativeEngine, NativeFakeModel } from './native.js'
 import { readEngineOptions } from './requests.js'
 import type { EngineOptions } from './requests.js'
@@ -19,17 +19,20 @@ export type FakePoint =
   | 'load' | 'loadEnd' | 'loadStep' | 'prefill' | 'step' | 'score' | 'embed' | 'rerank' | 'unload' | 'drain'
 
 const MODEL = {
-  name: checks.text, kind: checks.oneOf('chat', 'embedder', 'reranker'), bytes: checks.number, reply: checks.text,
+  name: checks.name, kind: checks.oneOf('chat', 'embedder', 'reranker'), bytes: checks.number, reply: checks.text,
   echo: checks.flag, context: checks.number, dimensions: checks.number, kvBytesPerToken: checks.number, template: checks.text,
 }
 
 /** Opens an engine on a scripted device that knows these models: requests name them by their names, and tokens are bytes. */
-export async function openFakeEngine(models: NativeFakeModel[], options: EngineOptions = {}): Promise<Engine> {
-  if (!Array.isArray(models)) throw invalid('openFakeEngine: the models must be an array')
-  for (const model of models) check('a fake model', model, MODEL, ['name', 'kind', 'bytes'])
-  const wanted = readEngineOptions(options)
-  const calls = theCalls()
-  return new Engine(await calls.call<NativeEngine>((id) => calls.addon.openFakeEngine(calls.mailbox, id, models, wanted)))
+export function openFakeEngine(models: NativeFakeModel[], options: EngineOptions = {}): Promise<Engine> {
+  return attempt(() => {
+    if (!Array.isArray(models)) throw invalid('openFakeEngine: the models must be an array')
+    const checked = models.map((model) => check('a fake model', model, MODEL, ['name', 'kind', 'bytes']))
+    const wanted = readEngineOptions(options)
+    const calls = theCalls()
+    const shape = (native: NativeEngine) => new Engine(native)
+    return calls.call((id) => calls.addon.openFakeEngine(calls.mailbox, id, checked, wanted), { shape })
+  })
 }
 
 /** Makes the device wait at a point from now on (`hold`), go on (`release`, or `pass` for once), or fail at its next arrival. */
@@ -38,9 +41,9 @@ export function script(engine: Engine, action: 'hold' | 'release' | 'pass' | 'fa
 }
 
 /** Completes when the device waits at a held point. */
-export async function held(engine: Engine, point: FakePoint): Promise<void> {
+export function held(engine: Engine, point: FakePoint): Promise<void> {
   const calls = theCalls()
-  await calls.call((id) => calls.addon.fakeHeld(calls.mailbox, id, engine.native, point))
+  return calls.call((id) => calls.addon.fakeHeld(calls.mailbox, id, engine.native, point), { shape: () => undefined })
 }
 
 /** How often the device came to a point. */
@@ -56,12 +59,4 @@ export function panic(): void {
 /** Native handles that are alive in this process, over all its threads. */
 export function liveHandles(): number {
   return theCalls().addon.liveHandles()
-}
-
-function guarded<T>(act: () => T): T {
-  try {
-    return act()
-  } catch (error) {
-    throw asHobError(error)
-  }
 }

@@ -300,6 +300,9 @@ test('status and the door to unload', async () => {
 })
 
 test('nothing is left behind', async () => {
+  // Bun runs all files in one process: what others have left to the garbage collector is not this one's.
+  await collected(() => liveHandles() <= 2, 5)
+  const before = Math.max(2, liveHandles())
   {
     await using server = await start()
     const { client, engine, url } = server
@@ -315,7 +318,7 @@ test('nothing is left behind', async () => {
     }
     await idle(engine)
   }
-  assert.ok(await collected(() => liveHandles() <= 2), `${liveHandles()} handles are alive`)
+  assert.ok(await collected(() => liveHandles() <= before), `${liveHandles()} handles are alive, ${before} were before`)
 })
 
 test('as a program', { skip: real.skip, timeout: 60_000 }, async () => {

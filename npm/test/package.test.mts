@@ -26,6 +26,25 @@ test('import and require give one implementation', () => {
   assert.deepEqual(Object.keys(cjs).sort(), Object.keys(esm).filter((name) => /^[A-Z]/.test(name)).sort())
 })
 
+test('two copies of the package in one process share one addon, and so one device', async () => {
+  const folder = scratch()
+  const [program, copy] = [join(folder, 'main.cjs'), join(folder, 'hob')]
+  cpSync(join(home, 'dist'), join(copy, 'dist'), { recursive: true })
+  // Without an addon of its own, it can only be the other's.
+  cpSync(join(home, 'package.json'), join(copy, 'package.json'))
+  writeFileSync(program, `
+    const copies = [${JSON.stringify(home)}, ${JSON.stringify(copy)}].map((at) => [require(at + '/dist/index.js'), require(at + '/dist/testing.js')])
+    const model = { name: 'm', kind: 'embedder', bytes: 1 }
+    Promise.all(copies.map(([, { openFakeEngine }]) => openFakeEngine([model], { budgetBytes: 10 }))).then(async (engines) => {
+      const all = await Promise.all(engines.map((engine) => engine.embed({ model: 'm', texts: 'a' })))
+      await Promise.all(engines.map((engine) => engine.close()))
+      console.log(copies[0][0].Engine === copies[1][0].Engine, all[0].data.join() === all[1].data.join())
+    })`)
+  const { code, stdout, stderr } = await run(program)
+  assert.deepEqual({ code, stdout, stderr }, { code: 0, stdout: 'false true\n', stderr: '' })
+  rmSync(folder, { recursive: true })
+})
+
 test('importing loads no addon; a missing or wrong one is an error that lists what was tried', async () => {
   const folder = scratch()
   const bad = join(folder, 'bad.node')
@@ -68,6 +87,11 @@ test('the doctor reports, also of an addon that is no use', { timeout: 60_000 },
   assert.equal(report['version'], version)
   assert.match(String((report['device'] as { version: string }).version), /^\d+\.\d+/)
   assert.match((await run(cli, ['doctor'])).stdout, /platform .*\nruntime .*\naddon .*\nversion .*\ndevice .*\nMLX .*\nkernels .*\nbudget .* GiB\n/)
+  assert.deepEqual(await run(cli, ['--version']), { code: 0, signal: null, stdout: `${version}\n`, stderr: '' })
+  const help = await run(cli, ['--help'])
+  assert.deepEqual([help.code, help.stderr], [0, ''])
+  const lost = await run(cli, ['docter'])
+  assert.deepEqual([lost.code, lost.stdout, lost.stderr], [2, '', help.stdout])
   const ill = await run(cli, ['doctor'], { HOB_NATIVE: '/no/such.node' })
   assert.equal(ill.code, 1)
   assert.match(ill.stdout, /error .*\/no\/such\.node/)

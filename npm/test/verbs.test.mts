@@ -43,8 +43,10 @@ test('sampling reports a seed that can be given again, and log-probabilities', a
   const request = { model: 'chat', messages: hi, temperature: 50, maxTokens: 12, logprobs: 2 }
   const first = await engine.generate(request).result()
   assert.ok(Number.isSafeInteger(first.seed))
-  assert.equal(first.logprobs.length, 12)
-  assert.equal(first.logprobs[0]?.top.length, 2)
+  // So hot, the token that ends the turn may be drawn as well as any other.
+  assert.ok(first.finish === 'stop' || first.tokenIds.length === 12, first.finish)
+  assert.equal(first.logprobs.length, first.tokenIds.length)
+  assert.ok(first.logprobs.every(({ top }) => top.length === 2))
   const again = await engine.generate({ ...request, seed: first.seed! }).result()
   assert.deepEqual(again.tokenIds, first.tokenIds)
 })

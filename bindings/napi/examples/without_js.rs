@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark fails by panicking, and prints")]
 
 use std::io::stdin;
+use std::sync::mpsc::channel;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use hob::block_on;
@@ -19,6 +21,21 @@ fn embed(engine: &Engine) -> f64 {
     let began = Instant::now();
     block_on(engine.embed(EmbedRequest::new("embedder", ["a"]))).unwrap();
     micros(began)
+}
+
+/// A thread that does nothing but answer: what floor.rs is for JavaScript.
+fn echo(rounds: usize, apart: Duration) -> Vec<f64> {
+    let ((ask, asked), (answer, answered)) = (channel(), channel());
+    thread::spawn(move || asked.iter().for_each(|()| answer.send(()).unwrap_or(())));
+    let mut times = Vec::with_capacity(rounds);
+    for _ in 0..rounds {
+        let began = Instant::now();
+        ask.send(()).unwrap();
+        answered.recv().unwrap();
+        times.push(micros(began));
+        thread::sleep(apart);
+    }
+    times
 }
 
 /// A whole answer, made as fast as the device can: per token.
@@ -50,7 +67,7 @@ fn paced(engine: &Engine, device: &FakeDevice, rounds: usize) -> Vec<f64> {
         times.push(micros(began));
         device.wait_until_held(Point::Step);
         // As between a model's tokens: who hurries on finds every processor awake.
-        std::thread::sleep(Duration::from_millis(1));
+        thread::sleep(Duration::from_millis(1));
     }
     drop(stream);
     device.release(Point::Step);
@@ -68,6 +85,8 @@ fn main() {
         let rounds: usize = rounds.parse().unwrap();
         let times: Vec<f64> = match what {
             "embed" => (0..rounds).map(|_| embed(&engine)).collect(),
+            "echo" => echo(rounds, Duration::ZERO),
+            "echo-alone" => echo(rounds, Duration::from_millis(1)),
             "burst" => (0..rounds).map(|_| burst(&engine)).collect(),
             _ => paced(&engine, &device, rounds),
         };

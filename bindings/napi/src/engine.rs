@@ -236,12 +236,19 @@ impl NativeEngine {
 
     /// Turns texts into vectors.
     #[napi]
-    pub fn embed(&self, id: f64, request: NativeEmbed, cancel: Option<&NativeCancelToken>) -> Result<(), Refusal> {
+    pub fn embed(
+        &self,
+        id: f64,
+        model: String,
+        texts: Vec<String>,
+        options: Option<NativeEmbed>,
+        cancel: Option<&NativeCancelToken>,
+    ) -> Result<(), Refusal> {
         self.start(
             id,
             cancel,
             true,
-            |token| request.read(token),
+            |token| NativeEmbed::read(options, model, texts, token),
             |engine, request| async move { engine.embed(request).await.map(|vectors| Value::Embeddings(vectors.into())) },
         )
     }

@@ -19,6 +19,7 @@ use crate::results::Value;
 pub struct NativeFakeModel {
     /// By which requests name it.
     pub name: String,
+    /// What it is for.
     #[napi(ts_type = "'chat' | 'embedder' | 'reranker'")]
     pub kind: String,
     /// Bytes it takes.
@@ -27,8 +28,11 @@ pub struct NativeFakeModel {
     pub reply: Option<String>,
     /// A chat model answers with its rendered prompt.
     pub echo: Option<bool>,
+    /// Tokens it can attend to.
     pub context: Option<f64>,
+    /// Numbers per vector of an embedder; 8 by default.
     pub dimensions: Option<f64>,
+    /// Bytes of keys and values per token of a conversation.
     pub kv_bytes_per_token: Option<f64>,
     /// The chat template, by whose marks answers are read.
     pub template: Option<String>,

@@ -1,9 +1,9 @@
 //! How the core's answers reach an environment's JavaScript.
 //!
 //! Each environment (the main thread, a worker) has one mailbox: a queue here, and one threadsafe function that rings a bell in
-//! its event loop. JavaScript then takes the letters. Two consequences:
+//! its event loop and brings the letters. Two consequences:
 //!
-//! - Many answers cost one ring.
+//! - Many answers cost one ring, and no ring brings more than a page: the rest waits for the loop's next turn.
 //! - When the environment goes, the threadsafe function's own state is dropped, whatever else is under way. That closes the
 //!   queue: letters are dropped here, where they are values of Rust, callers of JavaScript's functions are told, and everything
 //!   the environment had asked for is cancelled (hazard L8).
@@ -14,6 +14,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::future::{Future, poll_fn};
+use std::mem::ManuallyDrop;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -21,7 +22,7 @@ use std::task::Poll;
 
 use hob::pool::{Progress, Runtime, Spawn, Token};
 use hob::{BoxFuture, CancelToken, Error, ErrorKind};
-use napi::bindgen_prelude::Function;
+use napi::bindgen_prelude::{Float64Array, Float64ArraySlice, FnArgs, Function};
 use napi::threadsafe_function::{ThreadsafeFunction, ThreadsafeFunctionCallMode};
 use napi::{Env, Status, sys};
 use napi_derive::napi;
@@ -29,10 +30,13 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use crate::error::{NativeFailure, Refusal, enter, number, whole};
-use crate::results::{NativeLetter, Value};
+use crate::results::{NativeLetter, Page, Value, scratch};
 use crate::task;
 
-type Bell = ThreadsafeFunction<(), (), (), Status, false, true, 0>;
+/// What the bell brings.
+type Letters = FnArgs<(Option<Vec<NativeLetter>>,)>;
+
+type Bell = ThreadsafeFunction<(), (), Letters, Status, false, true, 0>;
 
 /// A letter to JavaScript, before it is made of its values.
 pub(crate) enum Letter {
@@ -104,6 +108,28 @@ impl Post {
         let cancels = std::mem::take(&mut *self.cancels.lock());
         self.alive.cancel();
         drop((letters, runs, cancels));
+    }
+}
+
+impl Post {
+    fn take(&self, page: &mut [f64]) -> hob::Result<Option<Vec<NativeLetter>>> {
+        let mut page = Page::new(page)?;
+        let mut letters = std::mem::take(&mut self.inbox.lock().letters);
+        let mut others = Vec::new();
+        while !page.is_full()
+            && let Some(letter) = letters.pop_front()
+        {
+            if let Some(other) = letter.write(&mut page) {
+                page.write(&[Page::OTHER]);
+                others.push(other);
+            }
+        }
+        let mut inbox = self.inbox.lock();
+        letters.append(&mut inbox.letters);
+        inbox.rung = !letters.is_empty();
+        inbox.letters = letters;
+        page.end(inbox.rung);
+        Ok((!others.is_empty()).then_some(others))
     }
 }
 
@@ -258,9 +284,10 @@ pub struct NativeMailbox {
 
 #[napi]
 impl NativeMailbox {
-    /// `bell` is called in the event loop when there are letters. It does not keep the loop alive until `ref` is called.
+    /// `bell` is called in the event loop when letters have come, with what `take` gives. It does not keep the loop alive until `ref` is
+    /// called.
     #[napi(constructor)]
-    pub fn new(bell: Function<'_, (), ()>) -> napi::Result<Self> {
+    pub fn new(bell: Function<'_, FnArgs<(Option<Vec<NativeLetter>>,)>, ()>, page: Float64Array) -> napi::Result<Self> {
         let post = Arc::new(Post {
             inbox: Mutex::default(),
             runs: Mutex::default(),
@@ -269,24 +296,22 @@ impl NativeMailbox {
             alive: CancelToken::new(),
         });
         let tenant = Tenant(Arc::clone(&post));
+        // It goes with the environment: when the tenant does, JavaScript may be past letting go of anything.
+        let mut page = ManuallyDrop::new(page);
         let bell = bell.build_threadsafe_function::<()>().weak::<true>().build_callback(move |_| {
-            let _tenant = &tenant;
-            Ok(())
+            // SAFETY: as for `scratch`.
+            let page = unsafe { page.as_mut() };
+            let letters = enter(|| tenant.0.take(page)).unwrap_or_default();
+            Ok((letters,).into())
         })?;
         Ok(Self { mailbox: Arc::new(Mailbox { post, bell }) })
     }
 
-    /// The letters that have come, oldest first.
+    /// The letters that have come, oldest first: as numbers on the page where they consist of nothing else, the others as values. The
+    /// page says whether there are more: then the bell does not ring, and JavaScript takes them when the event loop has had a turn.
     #[napi]
-    pub fn take(&self) -> Result<Vec<NativeLetter>, Refusal> {
-        enter(|| {
-            let letters = {
-                let mut inbox = self.mailbox.post.inbox.lock();
-                inbox.rung = false;
-                std::mem::take(&mut inbox.letters)
-            };
-            Ok(letters.into_iter().map(NativeLetter::from).collect())
-        })
+    pub fn take(&self, mut page: Float64ArraySlice<'_>) -> Result<Option<Vec<NativeLetter>>, Refusal> {
+        enter(|| self.mailbox.post.take(scratch(&mut page)))
     }
 
     /// Keeps the event loop alive, until `unref`.
@@ -357,24 +382,31 @@ impl NativeMailbox {
     }
 }
 
-impl From<Letter> for NativeLetter {
-    fn from(letter: Letter) -> Self {
-        let empty = Self { kind: "", id: 0.0, value: None, error: None, call: None, token: None, fraction: None };
-        match letter {
-            Letter::Settled(id, result) => {
+impl Letter {
+    /// Writes it as numbers, or gives it back as a value.
+    fn write(self, page: &mut Page<'_>) -> Option<NativeLetter> {
+        let empty = NativeLetter { kind: "", id: 0.0, value: None, error: None, call: None, token: None, fraction: None };
+        Some(match self {
+            Self::Ready(id) => {
+                page.write(&[Page::READY, number(id)]);
+                return None;
+            }
+            Self::Settled(id, result) => {
+                let id = number(id);
                 let (value, error) = match *result {
+                    Ok(Value::Embeddings(vectors)) if vectors.write(page, id) => return None,
                     Ok(value) => (Some(value), None),
                     Err(error) => (None, Some(NativeFailure::from(&error))),
                 };
-                Self { kind: "settled", id: number(id), value, error, ..empty }
+                NativeLetter { kind: "settled", id, value, error, ..empty }
             }
-            Letter::Progress(id, fraction) => Self { kind: "progress", id: number(id), fraction: Some(fraction), ..empty },
-            Letter::Ready(id) => Self { kind: "ready", id: number(id), ..empty },
-            Letter::Call { id, call, what, token } => {
-                Self { kind: what.name(), id: number(id), call: Some(number(call)), token: Some(number(token.as_u64())), ..empty }
+            Self::Progress(id, fraction) => NativeLetter { kind: "progress", id: number(id), fraction: Some(fraction), ..empty },
+            Self::Call { id, call, what, token } => {
+                let (call, token) = (Some(number(call)), Some(number(token.as_u64())));
+                NativeLetter { kind: what.name(), id: number(id), call, token, ..empty }
             }
-            Letter::Abort(call) => Self { kind: "abort", call: Some(number(call)), ..empty },
-            Letter::Forget(id) => Self { kind: "forget", id: number(id), ..empty },
-        }
+            Self::Abort(call) => NativeLetter { kind: "abort", call: Some(number(call)), ..empty },
+            Self::Forget(id) => NativeLetter { kind: "forget", id: number(id), ..empty },
+        })
     }
 }

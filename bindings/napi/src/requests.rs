@@ -192,7 +192,6 @@ pub struct NativeGenerate {
     pub coalesce_tokens: Option<f64>,
     pub coalesce_ms: Option<f64>,
     pub prompt_cache: Option<bool>,
-    /// Absent when the request brings none of it: reading an object's fields is most of what a short call costs.
     pub request: Option<NativeRequest>,
 }
 
@@ -237,11 +236,10 @@ fn draw_seed() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish() >> 11
 }
 
-/// A request to embed.
+/// What a request to embed may bring besides its model and texts. Absent when it brings none of it: reading an object's fields is most
+/// of what a short call costs.
 #[napi(object, object_to_js = false)]
 pub struct NativeEmbed {
-    pub model: String,
-    pub texts: Vec<String>,
     pub prompt_name: Option<String>,
     pub dimensions: Option<f64>,
     pub normalize: Option<bool>,
@@ -251,17 +249,21 @@ pub struct NativeEmbed {
 }
 
 impl NativeEmbed {
-    pub(crate) fn read(self, cancel: CancelToken) -> Result<EmbedRequest> {
-        let mut wanted = EmbedRequest::new(self.model, self.texts);
-        wanted.prompt_name = self.prompt_name;
-        wanted.dimensions = self.dimensions.map(|dimensions| size("dimensions", dimensions)).transpose()?;
-        wanted.normalize = match self.normalize {
+    pub(crate) fn read(options: Option<Self>, model: String, texts: Vec<String>, cancel: CancelToken) -> Result<EmbedRequest> {
+        let mut wanted = EmbedRequest::new(model, texts);
+        let Some(options) = options else {
+            wanted.options.cancel = Some(cancel);
+            return Ok(wanted);
+        };
+        wanted.prompt_name = options.prompt_name;
+        wanted.dimensions = options.dimensions.map(|dimensions| size("dimensions", dimensions)).transpose()?;
+        wanted.normalize = match options.normalize {
             None => Normalize::Auto,
             Some(true) => Normalize::Yes,
             Some(false) => Normalize::No,
         };
-        wanted.truncate = read_truncate(self.truncate.as_deref())?;
-        wanted.options = self.request.unwrap_or_default().read(cancel)?;
+        wanted.truncate = read_truncate(options.truncate.as_deref())?;
+        wanted.options = options.request.unwrap_or_default().read(cancel)?;
         Ok(wanted)
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use hob::engine::{Decided, Embeddings, Event, Finish, ModelInfo, Ranking, Score, ScoreKind, Summary, Timings};
 use hob::model::{Estimate, FloatType, Provenance};
-use napi::bindgen_prelude::{Float32Array, ToNapiValue, TypeName, Uint32Array, ValueType, check_status, sys};
+use napi::bindgen_prelude::{Float32Array, Float64ArraySlice, ToNapiValue, TypeName, Uint32Array, ValueType, check_status, sys};
 use napi_derive::napi;
 use parking_lot::Mutex;
 
@@ -20,9 +20,9 @@ use crate::pool::NativePause;
 #[napi(object, object_from_js = false)]
 pub struct NativeLetter {
     /// What it is about.
-    #[napi(ts_type = "'settled' | 'progress' | 'ready' | 'estimate' | 'load' | 'release' | 'abort' | 'forget'")]
+    #[napi(ts_type = "'settled' | 'progress' | 'estimate' | 'load' | 'release' | 'abort' | 'forget'")]
     pub kind: &'static str,
-    /// Whose: a call's, a stream's, a subscription's or an admission's number.
+    /// Whose: a call's or an admission's number.
     pub id: f64,
     /// How a call ended.
     #[napi(ts_type = "unknown")]
@@ -134,13 +134,32 @@ impl From<&Provenance> for NativeProvenance {
 /// the same object anew costs more than all the rest of a short call's answer.
 static PROVENANCES: Mutex<Vec<Arc<Provenance>>> = Mutex::new(Vec::new());
 
-fn number_of(provenance: Arc<Provenance>) -> f64 {
-    let mut known = PROVENANCES.lock();
-    let same = |other: &Arc<Provenance>| Arc::ptr_eq(other, &provenance) || *other == provenance;
+/// As [`PROVENANCES`]: how vectors were pooled.
+static POOLINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+fn number_of(provenance: &Arc<Provenance>) -> f64 {
+    numbered(&PROVENANCES, |other| Arc::ptr_eq(other, provenance) || *other == *provenance, || Arc::clone(provenance))
+}
+
+fn number_of_pooling(pooling: &str) -> f64 {
+    numbered(&POOLINGS, |other| other == pooling, || pooling.to_owned())
+}
+
+fn numbered<T>(known: &Mutex<Vec<T>>, same: impl FnMut(&T) -> bool, new: impl FnOnce() -> T) -> f64 {
+    let mut known = known.lock();
     count(known.iter().position(same).unwrap_or_else(|| {
-        known.push(provenance);
+        known.push(new());
         known.len() - 1
     }))
+}
+
+/// How vectors with this number were pooled.
+#[napi]
+pub fn pooling(number: f64) -> Result<String, Refusal> {
+    enter(|| {
+        let known = POOLINGS.lock();
+        known.get(size("number", number)?).cloned().ok_or_else(|| invalid("no result has this number"))
+    })
 }
 
 /// Where a result with this number comes from.
@@ -292,8 +311,8 @@ pub struct NativeEmbeddings {
     pub data: Numbers,
     /// Numbers per row.
     pub dimensions: f64,
-    /// How token states were pooled.
-    pub pooling: String,
+    /// How token states were pooled: the number to ask `pooling` for.
+    pub pooling: f64,
     /// Tokens computed, special ones included.
     pub prompt_tokens: f64,
     /// Tokens cut off, with truncation.
@@ -309,12 +328,98 @@ impl From<Embeddings> for NativeEmbeddings {
         Self {
             data: Numbers(vectors.data),
             dimensions: count(vectors.dimensions),
-            pooling: vectors.pooling,
+            pooling: number_of_pooling(&vectors.pooling),
             prompt_tokens: count(vectors.prompt_tokens),
             dropped_tokens: count(vectors.dropped_tokens),
             timings: NativeTimings::from(&vectors.timings),
-            provenance: number_of(vectors.provenance),
+            provenance: number_of(&vectors.provenance),
         }
+    }
+}
+
+impl NativeEmbeddings {
+    /// All of it as numbers, if the vectors are to be copied anyway; [`Page`] says where they go.
+    pub(crate) fn write(&self, page: &mut Page<'_>, id: f64) -> bool {
+        let Self { data: Numbers(data), timings, .. } = self;
+        if data.len() > FEW {
+            return false;
+        }
+        let absent = f64::NAN;
+        page.write(&[
+            Page::EMBEDDINGS,
+            id,
+            count(data.len()),
+            self.dimensions,
+            self.pooling,
+            self.prompt_tokens,
+            self.dropped_tokens,
+            self.provenance,
+            timings.queue_ms,
+            timings.load_ms.unwrap_or(absent),
+            timings.prefill_ms.unwrap_or(absent),
+            timings.decode_ms.unwrap_or(absent),
+            timings.total_ms,
+        ]);
+        page.write_floats(data);
+        true
+    }
+}
+
+/// Memory of JavaScript's own to write numbers into during a call.
+pub(crate) fn scratch<'a>(array: &'a mut Float64ArraySlice<'_>) -> &'a mut [f64] {
+    // SAFETY: the package makes the array, on memory that is not shared, gives it to nobody else, and waits for the call's end.
+    unsafe { array.as_mut() }
+}
+
+/// Numbers on their way to JavaScript without a value made of each: memory of JavaScript's own, which it reads after the call. Its first
+/// number is how many are used, its second whether more is to come; then there are records, each with its kind first.
+pub(crate) struct Page<'a> {
+    numbers: &'a mut [f64],
+    used: usize,
+}
+
+impl<'a> Page<'a> {
+    /// The letter is the next one of those that the call returns.
+    pub(crate) const OTHER: f64 = 0.0;
+    /// A stream or a subscription is ready: its number.
+    pub(crate) const READY: f64 = 1.0;
+    /// A call ended with few vectors.
+    pub(crate) const EMBEDDINGS: f64 = 2.0;
+    /// The longest record.
+    const LONGEST: usize = 13 + FEW / 2;
+
+    /// Fails when not one record may fit.
+    pub(crate) fn new(numbers: &'a mut [f64]) -> hob::Result<Self> {
+        if numbers.len() < 2 + Self::LONGEST {
+            return Err(invalid("the page is too small"));
+        }
+        // Should something go wrong before the end, there is nothing to read.
+        numbers[0] = 0.0;
+        Ok(Self { numbers, used: 2 })
+    }
+
+    pub(crate) fn write(&mut self, record: &[f64]) {
+        self.numbers[self.used..self.used + record.len()].copy_from_slice(record);
+        self.used += record.len();
+    }
+
+    /// Two of them take one number's place.
+    fn write_floats(&mut self, floats: &[f32]) {
+        for pair in floats.chunks(2) {
+            let bits = pair.iter().rev().fold(0u64, |bits, float| bits << 32 | u64::from(float.to_bits()));
+            self.numbers[self.used] = f64::from_bits(bits);
+            self.used += 1;
+        }
+    }
+
+    /// Whether a record may no longer fit.
+    pub(crate) fn is_full(&self) -> bool {
+        self.numbers.len() - self.used < Self::LONGEST
+    }
+
+    pub(crate) fn end(self, more: bool) {
+        self.numbers[0] = count(self.used);
+        self.numbers[1] = f64::from(u8::from(more));
     }
 }
 
@@ -363,7 +468,7 @@ impl From<Ranking> for NativeRanking {
             prompt_tokens: count(ranking.prompt_tokens),
             dropped_tokens: count(ranking.dropped_tokens),
             timings: NativeTimings::from(&ranking.timings),
-            provenance: number_of(ranking.provenance),
+            provenance: number_of(&ranking.provenance),
         }
     }
 }
@@ -409,7 +514,7 @@ impl From<Decided> for NativeDecision {
             value: decided.value,
             prompt_tokens: count(decided.prompt_tokens),
             timings: NativeTimings::from(&decided.timings),
-            provenance: number_of(decided.provenance),
+            provenance: number_of(&decided.provenance),
         }
     }
 }

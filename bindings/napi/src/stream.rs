@@ -9,13 +9,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
 use hob::engine::{Engine, Event, Stream, StreamControl};
+use napi::bindgen_prelude::{Either, Float64ArraySlice};
 use napi_derive::napi;
 use parking_lot::Mutex;
 
 use crate::Live;
-use crate::error::{Refusal, enter};
+use crate::error::{Refusal, count, enter};
 use crate::mailbox::{Letter, Mailbox};
-use crate::results::NativeEvent;
+use crate::results::{NativeEvent, scratch};
 
 /// Sends one `ready` letter each time it is armed and something comes.
 pub(crate) struct Readiness {
@@ -87,47 +88,66 @@ impl NativeStream {
             _live: Live::new(),
         }
     }
+
+    /// What has come, at most so much; `None` when a letter will say that there is something.
+    fn events(&self) -> hob::Result<Option<Vec<Event>>> {
+        if let Some(error) = self.failed.lock().take() {
+            return Err(error);
+        }
+        let mut place = self.stream.lock();
+        let mut events = Vec::new();
+        while events.len() < AT_ONCE {
+            let Some(stream) = place.as_mut() else { break };
+            let polled = self.readiness.poll(|context| pin!(stream.next()).poll(context));
+            match polled {
+                Poll::Ready(Some(Ok(event))) => {
+                    let last = matches!(event, Event::Finished(_));
+                    events.push(event);
+                    if last {
+                        *place = None;
+                    }
+                }
+                Poll::Ready(Some(Err(error))) => {
+                    *place = None;
+                    if events.is_empty() {
+                        return Err(error);
+                    }
+                    *self.failed.lock() = Some(error);
+                    break;
+                }
+                Poll::Ready(None) => *place = None,
+                Poll::Pending if events.is_empty() => return Ok(None),
+                Poll::Pending => {
+                    self.readiness.disarm();
+                    break;
+                }
+            }
+        }
+        Ok(Some(events))
+    }
 }
 
 #[napi]
 impl NativeStream {
-    /// The events that have come, or null: then a `ready` letter says when to look again. After the last event an empty list.
+    /// The events that have come, or null: then a `ready` letter says when to look again. After the last event an empty list. A text
+    /// is one chunk of nothing else, and its tokens are in `ids`, behind their count.
     #[napi]
-    pub fn look(&self) -> Result<Option<Vec<NativeEvent>>, Refusal> {
+    pub fn look(&self, mut ids: Float64ArraySlice<'_>) -> Result<Option<Either<String, Vec<NativeEvent>>>, Refusal> {
         enter(|| {
-            if let Some(error) = self.failed.lock().take() {
-                return Err(error);
-            }
-            let mut place = self.stream.lock();
-            let mut events = Vec::new();
-            while events.len() < AT_ONCE {
-                let Some(stream) = place.as_mut() else { return Ok(Some(events)) };
-                let polled = self.readiness.poll(|context| pin!(stream.next()).poll(context));
-                match polled {
-                    Poll::Ready(Some(Ok(event))) => {
-                        let last = matches!(event, Event::Finished(_));
-                        events.push(NativeEvent::from(event));
-                        if last {
-                            *place = None;
-                        }
-                    }
-                    Poll::Ready(Some(Err(error))) => {
-                        *place = None;
-                        if events.is_empty() {
-                            return Err(error);
-                        }
-                        *self.failed.lock() = Some(error);
-                        return Ok(Some(events));
-                    }
-                    Poll::Ready(None) => *place = None,
-                    Poll::Pending if events.is_empty() => return Ok(None),
-                    Poll::Pending => {
-                        self.readiness.disarm();
-                        break;
-                    }
+            let ids = scratch(&mut ids);
+            let Some(mut events) = self.events()? else { return Ok(None) };
+            if let [Event::Chunk(chunk)] = &mut *events
+                && chunk.reasoning.is_empty()
+                && chunk.logprobs.is_empty()
+                && chunk.token_ids.len() < ids.len()
+            {
+                ids[0] = count(chunk.token_ids.len());
+                for (place, id) in ids[1..].iter_mut().zip(&chunk.token_ids) {
+                    *place = f64::from(*id);
                 }
+                return Ok(Some(Either::A(std::mem::take(&mut chunk.text))));
             }
-            Ok(Some(events))
+            Ok(Some(Either::B(events.into_iter().map(NativeEvent::from).collect())))
         })
     }
 

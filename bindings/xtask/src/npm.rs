@@ -78,10 +78,12 @@ pub(crate) fn run(step: Option<&Step>) -> Result<()> {
         Some(Step::Bench { bun }) => {
             let built = addon(true)?;
             build()?;
-            let example = ["build", "--package", "hob-napi", "--release", "--example", "without_js"];
-            ui::step("the Rust side", |_| capture(proc::cargo().args(example), |_| ()))?;
+            let examples = ["build", "--package", "hob-napi", "--release", "--examples"];
+            ui::step("the Rust side", |_| capture(proc::cargo().args(examples), |_| ()))?;
+            let examples = built.join("examples");
+            let floor = examples.join(library().replace("hob_napi", "floor"));
             let node = if *bun { "node_modules/.bin/bun" } else { "node" };
-            open(Command::new(node).arg("bench/run.mjs").arg(built.join("examples/without_js")).current_dir(folder()))
+            open(Command::new(node).arg("bench/run.mjs").arg(examples.join("without_js")).arg(floor).current_dir(folder()))
         }
     }
 }
