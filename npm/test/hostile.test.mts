@@ -160,7 +160,7 @@ for (const [verb, [request, names]] of Object.entries(VERBS)) {
 
 test('every other call with every wrong value is a result or a HobError', { timeout: 120_000 }, async () => {
   await using engine = await open({ budgetBytes: 10_000 })
-  await using pool = new Pool({ budgetBytes: 1000 })
+  const pool = new Pool({ budgetBytes: 1000 })
   const options = {
     open: ['budgetBytes', 'idle', 'noRoom', 'capacity', 'queue', 'promptCacheBytes', 'stuckAfterMs', 'closeTimeoutMs', 'drainAfterRelease', 'limits'],
     pool: ['budgetBytes', 'physicalLimitBytes', 'idle', 'noRoom', 'maxWaiting'],
@@ -212,6 +212,8 @@ test('every other call with every wrong value is a result or a HobError', { time
     pool.setBudget(1000)
   }
   assert.ok((await engine.embed({ model: 'embedder', texts: 'a' })).data.length > 0)
+  // Releases that failed are told of.
+  await rejects(pool.close(), 'Callback', /releases failed/)
 })
 
 test('what a callback does wrong is its own admission\'s fault only', { timeout: 60_000 }, async () => {
