@@ -120,7 +120,8 @@ impl<'a> Plan<'a> {
         let compat = hash("mlx_linux_compat.h")?;
         let compiler = compiler_id();
         let mlx = key(&[platform.mlx.package, platform.mlx.version, platform.mlx.sha256, "layout 1"]);
-        let mlx_c = key(&[&mlx, &mlx_sys, &compat, &hash("mach_compat.c")?, &hash("cuda_kernel.cpp")?, &compiler, &CXX_FLAGS.join(" ")]);
+        let mlx_c =
+            key(&[&mlx, &mlx_sys, &compat, &hash("mach_compat.c")?, &hash("cuda_kernel.cpp")?, &compiler, &CXX_FLAGS.join(" ")]);
         let bindings = key(&[
             &mlx_sys,
             &compat,
