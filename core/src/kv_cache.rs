@@ -8,7 +8,7 @@ use mlx_rs::ops::indexing::TryIndexOp;
 use mlx_rs::{Array, Dtype, ops};
 
 use crate::error::{Error, Result};
-use crate::nn::{Heads, Offset, Turn, attend_in_place, write_at, write_each};
+use crate::nn::{Heads, Offset, Step, Turn, attend_in_place, write_at, write_each};
 
 /// Room is added in steps of this many tokens, so that a decode step writes in place and does not copy what came before.
 pub(crate) const STEP: i32 = 256;
@@ -34,7 +34,7 @@ pub(crate) struct Pass {
     /// Tokens of each row before the new ones, `[B]` in int32.
     lens: Array,
     place: Place,
-    /// By how much the new tokens turn, for a step in place.
+    /// By how much the rows' one new token turns, for a step in place; `None` where there are more.
     pub(crate) turn: Option<Turn>,
 }
 
@@ -93,9 +93,10 @@ impl LayerCache {
         heads: &Heads<'_>,
         pass: &Pass,
     ) -> Result<Option<Array>> {
-        let Some(turn) = pass.turn.as_ref().filter(|_| pass.tokens == 1) else { return Ok(None) };
+        let Some(turn) = &pass.turn else { return Ok(None) };
         let (keys, values) = self.take_with_room([kv_heads, head_dim], projected[1].dtype(), pass)?;
-        let Some((y, [keys, values])) = attend_in_place(projected, [&keys, &values], &pass.lens, pass.end, turn, heads)? else {
+        let step = Step { projected, keys: &keys, values: &values, lens: &pass.lens, end: pass.end, turn, heads };
+        let Some((y, [keys, values])) = attend_in_place(&step)? else {
             self.held = Some((keys, values));
             return Ok(None);
         };

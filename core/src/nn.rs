@@ -315,38 +315,28 @@ pub(crate) struct Heads<'a> {
     pub(crate) scale: f32,
 }
 
-/// What a kernel's step of attention works on.
-struct Step<'a> {
+/// What [`attend_in_place`] works on.
+pub(crate) struct Step<'a> {
     /// As they are projected, `[B, 1, H * D]` and twice `[B, 1, KV * D]`.
-    projected: &'a [Array; 3],
-    /// `[slots, KV, room, D]`. Nobody else may look at their places from a row's end on.
-    keys: &'a Array,
-    values: &'a Array,
+    pub(crate) projected: &'a [Array; 3],
+    /// `[slots, KV, room, D]`, of which row `b` has used `lens[b]` places. Nobody else may look at their places from a row's end on.
+    pub(crate) keys: &'a Array,
+    pub(crate) values: &'a Array,
     /// Tokens of each row, `[B]` in int32, and those of the longest with the new one.
-    lens: &'a Array,
-    end: i32,
-    turn: &'a Turn,
-    heads: &'a Heads<'a>,
+    pub(crate) lens: &'a Array,
+    pub(crate) end: i32,
+    pub(crate) turn: &'a Turn,
+    pub(crate) heads: &'a Heads<'a>,
 }
 
-/// Attention of each row's newest token, from its projections `[B, 1, H * D]`: what `Rope`, a write into the caches and [`attend`] do one
-/// after the other, in one. `keys` and `values` are `[slots, KV, room, D]`, of which row `b` has used `lens[b]` places (`[B]` in int32),
-/// and the longest row `end` with its new one. Gives the result `[B, 1, H * D]` and the caches with the new tokens; `None` where the
-/// device has no kernel for it.
+/// Attention of each row's newest token: what `Rope`, a write into the caches and [`attend`] do one after the other, in one. Gives the
+/// result `[B, 1, H * D]`, and the keys and values with the new tokens; `None` where the device has no kernel for it.
 ///
-/// The caches are written in place, also where somebody else holds them: nobody may who still looks at places from a row's end on.
-pub(crate) fn attend_in_place(
-    projected: &[Array; 3],
-    [keys, values]: [&Array; 2],
-    lens: &Array,
-    end: i32,
-    turn: &Turn,
-    heads: &Heads<'_>,
-) -> Result<Option<(Array, [Array; 2])>> {
-    let step = Step { projected, keys, values, lens, end, turn, heads };
-    let Some(y) = cuda::attend(&step)? else { return Ok(None) };
+/// The caches are written in place, also where somebody else holds them.
+pub(crate) fn attend_in_place(step: &Step<'_>) -> Result<Option<(Array, [Array; 2])>> {
+    let Some(y) = cuda::attend(step)? else { return Ok(None) };
     // MLX does not know that the kernel writes: who looks at the caches from here on waits for it.
-    let caches = after([keys, values], &y)?;
+    let caches = after([step.keys, step.values], &y)?;
     Ok(Some((y, caches)))
 }
 

@@ -79,7 +79,7 @@ def main():
     for name, (cls, config, changes) in MODELS.items():
         model = random_model(cls, config(**{**BASE, **changes}))
         for dtype, tolerance in TOLERANCES.items():
-            folder = options.work / f"{len(name)}-{dtype}"
+            folder = options.work / "model"
             model.to(dtype).save_pretrained(folder)
             for file in options.tokenizer.glob("*token*"):
                 shutil.copy(file, folder)

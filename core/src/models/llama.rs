@@ -62,12 +62,11 @@ impl Attention {
         cache: &mut LayerCache,
         pass: &Pass,
     ) -> Result<Array> {
-        let linears = [&self.q, &self.k, &self.v];
         let (onto, projected) = if last_only {
             let seen = norm.forward(x)?;
             (last_position(x)?, [self.q.forward(&last_position(&seen)?)?, self.k.forward(&seen)?, self.v.forward(&seen)?])
         } else {
-            (x.clone(), projections(norm, x, linears)?)
+            (x.clone(), projections(norm, x, [&self.q, &self.k, &self.v])?)
         };
         let (q_norm, k_norm) = (self.q_norm.as_ref(), self.k_norm.as_ref());
         let heads = Heads { rope, q_norm, k_norm, count: self.heads, scale: self.scale };

@@ -64,7 +64,7 @@ def main() -> None:
 def brief(ptx: str) -> str:
     """MLX copies and hashes the text at every call: without comments and long names it is half as long."""
     text = re.sub(r"//[^\n]*", "", ptx)
-    long = sorted(set(re.findall(r"_Z\w+|\w+_param_\d+|\$L__BB\w+", text)), key=len, reverse=True)
+    long = sorted(set(re.findall(r"_Z\w+|\w+_param_\d+|\$L__BB\w+", text)), key=lambda name: (-len(name), name))
     for index, name in enumerate(long):
         text = re.sub(re.escape(name) + r"\b", f"$L{index}" if name.startswith("$") else f"n{index}", text)
     text = re.sub(r"[ \t]+", " ", text)

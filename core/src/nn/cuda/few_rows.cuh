@@ -3,8 +3,9 @@
 //
 // A block makes sixteen columns of eight rows: eight pairs of columns, which the caller chooses. Its warps share out the width, so that
 // each weight is read once for all of them, by tensor cores: the weights are the left matrix of `mma.m16n8k16`, the rows of x the right
-// one. Blocks of the same columns and other rows come next to each other, and find the weights in the second cache. Which of a row's numbers meet in one instruction is free as long as both matrices agree, so a thread reads eight neighbours at
-// once. What a row gets does not depend on the others: a row is a column of the right matrix.
+// one. Which of a row's numbers meet in one instruction is free as long as both matrices agree, so a thread reads eight neighbours at
+// once. What a row gets does not depend on the others: a row is a column of the right matrix. Blocks of the same columns and other rows
+// come next to each other, and find the weights in the second cache.
 #include "common.cuh"
 
 namespace hob {
