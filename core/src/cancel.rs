@@ -4,6 +4,7 @@
 //! Invariants:
 //! 1. A token's state only moves from live to cancelled, once; the first reason wins.
 //! 2. When a token is cancelled, so is every descendant, with the same reason. Ancestors and siblings are not.
+//!    So a token keeps its ancestors in memory, also those that nobody else holds any more; they know of it only while it lives.
 //! 3. A node's lock is held alone: never two nodes at once, never while a waker runs.
 
 use std::fmt;
@@ -60,12 +61,28 @@ struct Node {
     flag: AtomicU8,
     // Own deadlines and inherited ones; nearly always none or one.
     deadlines: Vec<Deadline>,
+    parents: Parents,
     links: Mutex<Links>,
 }
+
+/// At most two: a caller's token, and that of what works for the caller.
+type Parents = [Option<Arc<Node>>; 2];
 
 impl Node {
     fn is_late(&self) -> bool {
         self.deadlines.iter().any(|deadline| deadline.clock.now() >= deadline.at)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // One after the other: a line of tokens may be long, and dropping it by recursion would be as deep.
+        let mut rest: Vec<_> = self.parents.iter_mut().filter_map(Option::take).collect();
+        while let Some(parent) = rest.pop() {
+            if let Some(mut last) = Arc::into_inner(parent) {
+                rest.extend(last.parents.iter_mut().filter_map(Option::take));
+            }
+        }
     }
 }
 
@@ -98,50 +115,54 @@ impl CancelToken {
     /// A live token without a parent.
     #[must_use]
     pub fn new() -> Self {
-        Self::with(LIVE, Vec::new())
-    }
-
-    fn with(flag: u8, deadlines: Vec<Deadline>) -> Self {
-        Self { node: Arc::new(Node { flag: AtomicU8::new(flag), deadlines, links: Mutex::new(Links::default()) }) }
+        Self::descend([None, None], None)
     }
 
     /// A token that is cancelled when this one is, and can be cancelled alone.
     #[must_use]
     pub fn child(&self) -> Self {
-        self.make_child(None)
+        Self::descend([Some(self), None], None)
     }
 
     /// A child that is also cancelled, with reason [`CancelReason::Timeout`], once the system's monotone clock reaches `deadline`.
     #[must_use]
     pub fn with_deadline(&self, deadline: Instant) -> Self {
-        self.make_child(Some(Deadline { at: deadline, clock: SystemClock::shared() }))
+        self.with_deadline_on(SystemClock::shared(), deadline)
     }
 
     /// As [`with_deadline`](Self::with_deadline), on a clock of the caller's choice.
     #[must_use]
     pub fn with_deadline_on(&self, clock: Arc<dyn Clock>, deadline: Instant) -> Self {
-        self.make_child(Some(Deadline { at: deadline, clock }))
+        Self::descend([Some(self), None], Some(Deadline { at: deadline, clock }))
     }
 
-    fn make_child(&self, deadline: Option<Deadline>) -> Self {
-        let mut deadlines = self.node.deadlines.clone();
-        deadlines.extend(deadline);
-        let mut links = self.node.links.lock();
-        // Read under the lock: `cancel` sets the flag before it takes the children, so a child is either seen by it or born cancelled.
-        let child = Self::with(self.node.flag.load(Ordering::Acquire), deadlines);
-        links.adopt(&child.node);
-        child
+    /// A child of both: it is cancelled when either is, or at a deadline of its own.
+    pub(crate) fn child_of(first: Option<&Self>, second: &Self, deadline: Option<(Arc<dyn Clock>, Instant)>) -> Self {
+        Self::descend([first, Some(second)], deadline.map(|(clock, at)| Deadline { at, clock }))
     }
 
-    /// Makes this token a child of `other` as well: it is cancelled when either parent is. Deadlines are not inherited this way.
-    pub(crate) fn follow(&self, other: &Self) {
-        let mut links = other.node.links.lock();
-        let flag = other.node.flag.load(Ordering::Acquire);
-        links.adopt(&self.node);
-        drop(links);
-        if flag != LIVE {
-            self.cancel_as(flag);
+    fn descend(parents: [Option<&Self>; 2], deadline: Option<Deadline>) -> Self {
+        let inherited = parents.iter().flatten().flat_map(|parent| parent.node.deadlines.iter().cloned());
+        let child = Self {
+            node: Arc::new(Node {
+                flag: AtomicU8::new(LIVE),
+                deadlines: inherited.chain(deadline).collect(),
+                parents: parents.map(|parent| parent.map(|parent| Arc::clone(&parent.node))),
+                links: Mutex::default(),
+            }),
+        };
+        for parent in parents.into_iter().flatten() {
+            let mut links = parent.node.links.lock();
+            // Read under the lock: `cancel` sets the flag before it takes the children, so a child is either seen by it or born cancelled.
+            let flag = parent.node.flag.load(Ordering::Acquire);
+            links.adopt(&child.node);
+            drop(links);
+            // Nobody waits for it yet. It may have been cancelled by its first parent meanwhile.
+            if flag != LIVE {
+                let _ = child.node.flag.compare_exchange(LIVE, flag, Ordering::AcqRel, Ordering::Acquire);
+            }
         }
+        child
     }
 
     /// Cancels this token and all its descendants. Returns whether this call was the one that did. Callable from any thread,
@@ -312,16 +333,53 @@ mod tests {
     }
 
     #[test]
-    fn a_token_can_follow_a_second_parent() {
+    fn a_token_can_have_two_parents() {
         let (first, second) = (CancelToken::new(), CancelToken::new());
-        let token = first.child();
-        token.follow(&second);
+        let of_both = || CancelToken::child_of(Some(&first), &second, None);
+        let token = of_both();
         assert!(!token.is_cancelled());
         second.cancel();
         assert!(token.is_cancelled() && !first.is_cancelled());
-        let late = first.child();
-        late.follow(&second);
-        assert!(late.is_cancelled(), "a parent that is cancelled already counts");
+        assert!(of_both().is_cancelled(), "a parent that is cancelled already counts");
+    }
+
+    #[test]
+    fn a_token_with_two_parents_has_the_deadlines_of_both_and_its_own() {
+        let clock = Arc::new(FakeClock::new());
+        let root = CancelToken::new();
+        for at in 0..3 {
+            let until = |at| clock.now() + Duration::from_secs(at);
+            let at_last = |mine| until(if mine == at { 1 } else { 9 });
+            let first = root.with_deadline_on(clock.clone(), at_last(0));
+            let second = root.with_deadline_on(clock.clone(), at_last(1));
+            let token = CancelToken::child_of(Some(&first), &second, Some((clock.clone(), at_last(2))));
+            assert_eq!(token.reason(), None);
+            clock.advance(Duration::from_secs(1));
+            assert_eq!(token.reason(), Some(CancelReason::Timeout), "deadline {at}");
+        }
+    }
+
+    #[test]
+    fn a_cancel_reaches_below_a_token_that_nobody_holds_any_more() {
+        let (root, other) = (CancelToken::new(), CancelToken::new());
+        let leaf = root.child().child();
+        let late = root.child().with_deadline(Instant::now() + Duration::from_secs(3600)).child();
+        let of_both = CancelToken::child_of(Some(&CancelToken::new()), &other.child(), None);
+        root.cancel();
+        assert!(leaf.is_cancelled() && late.is_cancelled() && !of_both.is_cancelled());
+        other.cancel();
+        assert!(of_both.is_cancelled());
+    }
+
+    #[test]
+    fn a_long_line_of_tokens_ends_without_deep_recursion() {
+        let root = CancelToken::new();
+        let mut leaf = root.child();
+        for _ in 0..1_000_000 {
+            leaf = leaf.child();
+        }
+        root.cancel();
+        assert!(leaf.is_cancelled());
     }
 
     #[test]

@@ -166,13 +166,10 @@ pub struct RequestOptions {
 impl RequestOptions {
     /// The token that ends the request: the caller's, the timeout's and the engine's, in one.
     fn token(&self, shared: &Shared) -> CancelToken {
-        let token = self.cancel.as_ref().map_or_else(CancelToken::new, CancelToken::child);
         let clock = shared.residency.clock();
         // A deadline beyond what the clock can say is none.
         let deadline = self.timeout.and_then(|timeout| clock.now().checked_add(timeout));
-        let token = deadline.map_or(token.clone(), |deadline| token.with_deadline_on(Arc::clone(clock), deadline));
-        token.follow(&shared.alive);
-        token
+        CancelToken::child_of(self.cancel.as_ref(), &shared.alive, deadline.map(|at| (Arc::clone(clock), at)))
     }
 }
 

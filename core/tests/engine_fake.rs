@@ -387,18 +387,20 @@ fn cold_callers_share_one_load() {
 
 #[test]
 fn a_cancel_ends_a_request_in_every_phase() {
-    for point in [Point::Load, Point::Step] {
+    let hour = Some(std::time::Duration::from_secs(3600));
+    for (point, timeout) in [(Point::Load, None), (Point::Load, hour), (Point::Step, None), (Point::Step, hour)] {
         let device = device();
         let engine = engine(&device, 1 << 30);
         device.hold(point);
         let cancel = CancelToken::new();
         let mut request = ask("chat");
-        request.options = RequestOptions { cancel: Some(cancel.clone()), ..RequestOptions::default() };
+        // A child that only the request holds.
+        request.options = RequestOptions { cancel: Some(cancel.child()), timeout, ..RequestOptions::default() };
         let stream = engine.generate(request).unwrap();
         device.wait_until_held(point);
         cancel.cancel();
         device.release(point);
-        assert_eq!(block_on(stream.collect()).unwrap_err().kind(), ErrorKind::Cancelled, "{point:?}");
+        assert_eq!(block_on(stream.collect()).unwrap_err().kind(), ErrorKind::Cancelled, "{point:?}, {timeout:?}");
         assert_eq!(uses(&engine), 0);
         assert_eq!(answer(&engine, ask("chat")).unwrap().text, "Hello!");
     }

@@ -26,139 +26,76 @@
 // with its scopes, and the microtasks. Of the rest of an embed, some 3 microseconds are calls of Node-API as they run warm, in a loop; here
 // everything runs once, with cold caches, after each sleep. Before: 22 of its 36 went into reading the request's object, 9 into making the result.
 import { execFileSync, spawn } from 'node:child_process'
-import { readFileSync } from 'node:fs'
-import { performance } from 'node:perf_hooks'
 import { createInterface } from 'node:readline'
+import { fileURLToPath } from 'node:url'
 
-import { held, openFakeEngine, script } from 'hob/testing'
+const [rust, floor] = process.argv.slice(2)
+const PAIRS = 11
 
-const [worker, addon] = process.argv.slice(2)
-const BLOCKS = 10
+const MEASUREMENTS = [
+  { name: 'floor: a thread and back', what: 'echo', rounds: 500 },
+  { name: 'embed, one short text', what: 'embed', rounds: 500, goal: 30 },
+  { name: 'floor, each alone', what: 'echo-alone', rounds: 100 },
+  { name: 'streamed token, each alone', what: 'paced', rounds: 100, goal: 10 },
+  { name: 'streamed token, in a burst', what: 'burst', rounds: 3, goal: 10 },
+]
 
-const median = (values) => [...values].sort((a, b) => a - b)[values.length >> 1]
-const column = (value) => (value === undefined ? '' : value.toFixed(1)).padStart(9)
+const sorted = (values) => [...values].sort((a, b) => a - b)
+const median = (values) => sorted(values)[values.length >> 1]
+const column = (value) => (typeof value === 'number' ? value.toFixed(1) : (value ?? '')).padStart(9)
 
-const engine = await openFakeEngine(
-  [{ name: 'embedder', kind: 'embedder', bytes: 1 }, { name: 'long', kind: 'chat', bytes: 1, reply: 'x'.repeat(3000) }],
-  { budgetBytes: 1000 },
-)
-// While Rust has its turn this thread sleeps, and the other way round.
-const process_of_rust = spawn(worker, { stdio: ['pipe', 'pipe', 'inherit'] })
-const lines = createInterface({ input: process_of_rust.stdout })[Symbol.asyncIterator]()
-const rust = async (what, rounds) => {
-  process_of_rust.stdin.write(`${what} ${rounds}\n`)
-  return JSON.parse((await lines.next()).value)
+/** A process that measures what it is asked for. */
+function worker(command, ...parts) {
+  const child = spawn(command, parts, { stdio: ['pipe', 'pipe', 'inherit'] })
+  const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]()
+  return {
+    async measure(what, rounds) {
+      child.stdin.write(`${what} ${rounds}\n`)
+      const { value, done } = await lines.next()
+      if (done) throw new Error(`${command} ended while it measured ${what}`)
+      return JSON.parse(value)
+    },
+    end: () => child.stdin.end(),
+  }
+}
+
+const all = MEASUREMENTS.map((measurement) => ({ ...measurement, js: [], plain: [], over: [], busy: [] }))
+for (let pair = 0; pair < PAIRS; pair++) {
+  const ours = worker(process.execPath, fileURLToPath(new URL('with_js.mjs', import.meta.url)), floor)
+  const theirs = worker(rust)
+  for (const { what, rounds, js, plain, over, busy } of all) {
+    await theirs.measure(what, rounds)
+    await ours.measure(what, 2 * rounds)
+    // While one has its turn the other sleeps.
+    const [times, plainTimes] = [[], []]
+    for (let turn = 0; turn < 2; turn++) {
+      plainTimes.push(...(await theirs.measure(what, rounds)))
+      const measured = await ours.measure(what, rounds)
+      times.push(...measured.times)
+      if (measured.busy !== undefined) busy.push(measured.busy)
+    }
+    js.push(median(times))
+    plain.push(median(plainTimes))
+    over.push(median(times) - median(plainTimes))
+  }
+  ours.end()
+  theirs.end()
 }
 
 const { bun } = process.versions
-console.log(`${bun === undefined ? `Node ${process.version}` : `Bun ${bun}`}, microseconds, medians`)
-console.log(`${''.padEnd(26)}${['JS', 'Rust', 'over', 'busy', 'goal'].map((name) => name.padStart(9)).join('')}`)
-
-// The floor: a thread of another addon is woken, and wakes the loop.
-const floor = { exports: {} }
-process.dlopen(floor, addon)
-let answered
-const echo = new floor.exports.Echo(() => answered())
-const ask = () => new Promise((resolve) => {
-  answered = resolve
-  echo.ask()
-})
-const echoes = (apart) => async (rounds) => {
-  const times = []
-  for (let round = 0; round < rounds; round++) {
-    const began = performance.now()
-    await ask()
-    times.push((performance.now() - began) * 1000)
-    if (apart) await new Promise((resolve) => setTimeout(resolve, 1))
-  }
-  return { times, calls: apart ? undefined : rounds }
+console.log(`${bun === undefined ? `Node ${process.version}` : `Bun ${bun}`}, microseconds, medians of ${PAIRS} pairs of processes`)
+console.log(`${''.padEnd(26)}${['JS', 'Rust', 'over', 'from', 'to', 'busy', 'goal'].map(column).join('')}`)
+for (const { name, js, plain, over, busy, goal } of all) {
+  // The middle half of the pairs.
+  const [from, to] = [sorted(over)[over.length >> 2], sorted(over)[(3 * over.length) >> 2]]
+  const columns = [median(js), median(plain), median(over), from, to, busy.length > 0 ? median(busy) : undefined, goal]
+  console.log(`${name.padEnd(26)}${columns.map(column).join('')}`)
 }
-await compare('floor: a thread and back', 'echo', 500, undefined, echoes(false))
-
-await compare('embed, one short text', 'embed', 500, 30, async (rounds) => {
-  const times = []
-  for (let round = 0; round < rounds; round++) {
-    const began = performance.now()
-    await engine.embed({ model: 'embedder', texts: ['a'] })
-    times.push((performance.now() - began) * 1000)
-  }
-  return { times, calls: rounds }
-})
-
-await compare('floor, each alone', 'echo-alone', 100, undefined, echoes(true))
-
-await compare('streamed token, each alone', 'paced', 100, 10, async (rounds) => {
-  script(engine, 'hold', 'step')
-  const stream = engine.generate({ model: 'long', prompt: 'x' })
-  // The first token comes with the prompt.
-  await stream.next()
-  await held(engine, 'step')
-  const times = []
-  for (let round = 0; round < rounds; round++) {
-    // Somebody waits for it already: it comes by a wake of the event loop.
-    const next = stream.next()
-    const began = performance.now()
-    script(engine, 'pass', 'step')
-    await next
-    times.push((performance.now() - began) * 1000)
-    await held(engine, 'step')
-    await new Promise((resolve) => setTimeout(resolve, 1))
-  }
-  stream.cancel()
-  script(engine, 'release', 'step')
-  await stream.return()
-  // Busy would include the rest between them.
-  return { times }
-})
-
-await compare('streamed token, in a burst', 'burst', 3, 10, async (rounds) => {
-  const times = []
-  let calls = 0
-  for (let round = 0; round < rounds; round++) {
-    const began = performance.now()
-    let tokens = 0
-    for await (const event of engine.generate({ model: 'long', prompt: 'x' })) if (event.type === 'chunk') tokens += event.tokenIds.length
-    times.push(((performance.now() - began) * 1000) / tokens)
-    calls += tokens
-  }
-  return { times, calls }
-})
-
-process_of_rust.stdin.end()
-await engine.close()
 
 const source = `const t = performance.now(); const { Engine, CancelToken } = await import('hob'); const i = performance.now() - t
 new CancelToken(); console.log(JSON.stringify([i, performance.now() - t - i]))`
 const imports = Array.from({ length: 11 }, () =>
-  JSON.parse(execFileSync(process.execPath, process.versions.bun ? ['-e', source] : ['--input-type=module', '-e', source], { encoding: 'utf8' })))
+  JSON.parse(execFileSync(process.execPath, bun ? ['-e', source] : ['--input-type=module', '-e', source], { encoding: 'utf8' })))
 console.log('\nmilliseconds, medians of 11 processes; goal 60')
 console.log(`import                    ${column(median(imports.map(([time]) => time)))}`)
 console.log(`and load of the addon     ${column(median(imports.map(([time, load]) => time + load)))}`)
-
-/** Microseconds that the main thread has been on a processor. */
-function spent() {
-  try {
-    return Number(readFileSync('/proc/self/schedstat', 'utf8').split(' ')[0]) / 1000
-  } catch {
-    return undefined
-  }
-}
-
-/** Blocks of both sides in turn; the first of each warms up. */
-async function compare(name, what, rounds, goal, javascript) {
-  const mine = []
-  const theirs = []
-  const busy = []
-  for (let block = 0; block <= BLOCKS; block++) {
-    const other = await rust(what, rounds)
-    const before = spent()
-    const { times, calls } = await javascript(rounds)
-    const after = spent()
-    if (block === 0) continue
-    theirs.push(...other)
-    mine.push(...times)
-    if (after !== undefined && calls !== undefined) busy.push((after - before) / calls)
-  }
-  const [js, plain] = [median(mine), median(theirs)]
-  console.log(`${name.padEnd(26)}${[js, plain, js - plain, busy.length > 0 ? median(busy) : undefined, goal].map(column).join('')}`)
-}

@@ -2,7 +2,7 @@ import { asHobError, HobError, invalid } from './errors.js'
 import type { ErrorCode } from './errors.js'
 import { load } from './loader.js'
 import type { Addon } from './loader.js'
-import type { NativeEmbeddings, NativeFailure, NativeLetter, NativeMailbox, NativeProvenance, NativeTimings } from './native.js'
+import type { NativeCancelToken, NativeEmbeddings, NativeFailure, NativeLetter, NativeMailbox, NativeProvenance, NativeTimings } from './native.js'
 
 /** What a host gives with an admission. */
 export interface Functions {
@@ -16,6 +16,8 @@ interface Pending {
   reject: (error: HobError) => void
   signal?: AbortSignal | undefined
   onAbort?: () => void
+  /** Cancels this call alone. */
+  token?: NativeCancelToken | undefined
   onProgress?: ((fraction: number) => void) | undefined
   shape?: ((value: never) => unknown) | undefined
   /** An error that the host's own function threw, and whether the call was cancelled because of it. */
@@ -25,6 +27,7 @@ interface Pending {
 /** How a call is made. */
 export interface CallOptions {
   signal?: AbortSignal | undefined
+  cancel?: NativeCancelToken | undefined
   onProgress?: ((fraction: number) => void) | undefined
   functions?: Functions
   /** Makes what the host gets of what the addon gave. Must not throw. */
@@ -71,28 +74,28 @@ class Calls {
     return ++this.#last
   }
 
-  /** Starts a call by its number and waits for its end. Never throws: what goes wrong is the promise's. */
-  call<T>(start: (id: number) => void, options: CallOptions = {}): Promise<T> {
-    const { signal, onProgress, functions, shape } = options
+  /** Starts a call by its number, with what cancels it, and waits for its end. Never throws: what goes wrong is the promise's. */
+  call<T>(start: (id: number, cancel: NativeCancelToken | undefined) => void, options: CallOptions = {}): Promise<T> {
+    const { signal, cancel, onProgress, functions, shape } = options
     return new Promise<T>((resolve, reject) => {
       const id = this.number()
-      let started = false
+      let token: NativeCancelToken | undefined
       try {
         if (signal?.aborted) throw aborted(signal)
+        if (signal !== undefined || onProgress !== undefined) token = this.mailbox.token(cancel)
         // First: the rest is done while others work already. No letter is read before this returns.
-        start(id)
-        started = true
-        const pending: Pending = { resolve: resolve as (value: unknown) => void, reject, signal, onProgress, shape }
+        start(id, token ?? cancel)
+        const pending: Pending = { resolve: resolve as (value: unknown) => void, reject, signal, token, onProgress, shape }
         if (signal !== undefined) {
-          pending.onAbort = () => this.mailbox.cancel(id)
+          pending.onAbort = () => void token?.cancel()
           signal.addEventListener('abort', pending.onAbort, { once: true })
         }
         this.#pending.set(id, pending)
         if (functions !== undefined) this.#functions.set(id, functions)
         this.keepAlive(1)
       } catch (error) {
-        // A signal that is none: nobody waits for what has begun.
-        if (started) this.mailbox.cancel(id)
+        // With a signal that is none, nobody waits for what has begun.
+        token?.cancel()
         reject(asHobError(error))
       }
     })
@@ -142,15 +145,6 @@ class Calls {
     if (turns > 0) return void SOON.then(() => this.#rest(turns - 1))
     this.#held = false
     this.mailbox.unref()
-  }
-
-  #end(id: number): Pending | undefined {
-    const pending = this.#pending.get(id)
-    if (pending === undefined) return undefined
-    this.#pending.delete(id)
-    this.keepAlive(-1)
-    if (pending.onAbort !== undefined) unlisten(pending.signal, pending.onAbort)
-    return pending
   }
 
   #deliver(letters: NativeLetter[] | null | undefined): void {
@@ -208,18 +202,13 @@ class Calls {
   }
 
   #settle(id: number, value: unknown, failure?: NativeFailure): void {
-    const pending = this.#end(id)
+    const pending = this.#pending.get(id)
     if (pending === undefined) return
-    const { thrown, signal, shape } = pending
-    if (thrown?.stopped) {
-      // Also when the load was so near its end that it succeeded all the same.
-      return pending.reject(new HobError('Callback', 'the progress function threw; the load was stopped', { cause: thrown.error }))
-    }
-    if (failure === undefined) return pending.resolve(shape === undefined ? value : shape(value as never))
-    const { code, message } = failure as { code: ErrorCode; message: string }
-    if (code === 'Cancelled' && isAborted(signal)) pending.reject(aborted(signal))
-    else if (code === 'Callback' && thrown !== undefined) pending.reject(new HobError(code, message, { cause: thrown.error }))
-    else pending.reject(new HobError(code, message))
+    this.#pending.delete(id)
+    // First: who waits goes on before what is due when this returns.
+    settle(pending, value, failure)
+    if (pending.onAbort !== undefined) unlisten(pending.signal, pending.onAbort)
+    this.keepAlive(-1)
   }
 
   #progress(letter: NativeLetter): void {
@@ -230,7 +219,7 @@ class Calls {
     } catch (error) {
       // As in C: a progress callback that fails stops the load.
       pending.thrown = { error, stopped: true }
-      this.mailbox.cancel(letter.id)
+      pending.token?.cancel()
     }
   }
 
@@ -259,6 +248,19 @@ class Calls {
       this.#runs.delete(call)
     }
   }
+}
+
+/** Settles a call's promise. */
+function settle({ resolve, reject, thrown, signal, shape }: Pending, value: unknown, failure: NativeFailure | undefined): void {
+  if (thrown?.stopped) {
+    // Also when the load was so near its end that it succeeded all the same.
+    return reject(new HobError('Callback', 'the progress function threw; the load was stopped', { cause: thrown.error }))
+  }
+  if (failure === undefined) return resolve(shape === undefined ? value : shape(value as never))
+  const { code, message } = failure as { code: ErrorCode; message: string }
+  if (code === 'Cancelled' && isAborted(signal)) reject(aborted(signal))
+  else if (code === 'Callback' && thrown !== undefined) reject(new HobError(code, message, { cause: thrown.error }))
+  else reject(new HobError(code, message))
 }
 
 /** Stops listening to a host's signal, which may be anything that looks like one: what it throws must not keep others from their answers. */

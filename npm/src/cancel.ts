@@ -1,6 +1,6 @@
+import { theCalls } from './calls.js'
 import { asHobError, HobError } from './errors.js'
 import type { Check } from './checks.js'
-import { load } from './loader.js'
 import type { NativeCancelToken } from './native.js'
 
 /**
@@ -15,7 +15,7 @@ export class CancelToken {
   /** @internal */
   constructor(native: NativeCancelToken)
   constructor(native?: NativeCancelToken) {
-    this.native = native ?? new (load().addon.NativeCancelToken)()
+    this.native = native ?? theCalls().mailbox.token()
   }
 
   /** Cancels this token and all its descendants. Returns whether this call was the one that did. */

@@ -68,22 +68,22 @@ export const instance = (type: abstract new (...given: never[]) => object, name:
  */
 export function check<T extends object>(what: string, options: T, fields: Record<string, Check>, required: readonly string[] = []): T {
   const copy: Record<string, unknown> = {}
-  let at = 'the options'
+  let at: string | undefined
   try {
     const wrong = object(options)
     if (wrong !== undefined) throw invalid(`${what}: the options ${wrong}`)
     for (const name in options) {
-      at = shown(name)
+      at = name
       const value: unknown = options[name]
       if (value === undefined) continue
       const field = Object.hasOwn(fields, name) ? fields[name] : undefined
-      if (field === undefined) throw invalid(`${what}: there is no option ${at}; ${near(name, Object.keys(fields))}`)
+      if (field === undefined) throw invalid(`${what}: there is no option ${shown(name)}; ${near(name, Object.keys(fields))}`)
       const problem = field(value)
       if (problem !== undefined) throw invalid(`${what}: ${name} ${problem}`)
       copy[name] = value
     }
   } catch (error) {
-    throw error instanceof HobError ? error : invalid(`${what}: ${at} cannot be read`, error)
+    throw error instanceof HobError ? error : invalid(`${what}: ${at === undefined ? 'the options' : shown(at)} cannot be read`, error)
   }
   for (const name of required) if (copy[name] === undefined) throw invalid(`${what}: ${name} is missing`)
   return copy as T

@@ -3,7 +3,7 @@ import { check } from './checks.js'
 import { aborted, theCalls } from './calls.js'
 import { asHobError, attempt, invalid } from './errors.js'
 import type {
-  NativeDecision, NativeDevice, NativeEmbeddings, NativeEngine, NativeEstimate, NativeModelInfo, NativePause, NativeProvenance,
+  NativeCancelToken, NativeDecision, NativeDevice, NativeEmbeddings, NativeEngine, NativeEstimate, NativeModelInfo, NativePause, NativeProvenance,
   NativeRanking, NativeScore,
 } from './native.js'
 import { Inner, Pause, Pool } from './pool.js'
@@ -130,8 +130,8 @@ export class Engine implements AsyncDisposable {
       named(model)
       const { onProgress, signal, cancel } = checked
       const request = readRequest('load', checked) ?? {}
-      const start = (id: number) => this.#native.load(id, model, request, onProgress !== undefined, cancel?.native)
-      return theCalls().call(start, { signal, onProgress })
+      const start = (id: number, token?: NativeCancelToken) => this.#native.load(id, model, request, onProgress !== undefined, token)
+      return theCalls().call(start, { signal, cancel: cancel?.native, onProgress })
     })
   }
 
@@ -159,7 +159,7 @@ export class Engine implements AsyncDisposable {
   embed(request: EmbedRequest): Promise<Embeddings> {
     return attempt(() => {
       const { model, list, options, signal, cancel } = readEmbed(request)
-      return theCalls().call((id) => this.#native.embed(id, model, list, options, cancel), { signal, shape: rows })
+      return theCalls().call((id, token) => this.#native.embed(id, model, list, options, token), { signal, cancel, shape: rows })
     })
   }
 
@@ -167,7 +167,7 @@ export class Engine implements AsyncDisposable {
   rerank(request: RerankRequest): Promise<Ranking> {
     return attempt(() => {
       const { wanted, signal, cancel } = readRerank(request)
-      return theCalls().call((id) => this.#native.rerank(id, wanted, cancel), { signal, shape: sourced<NativeRanking> })
+      return theCalls().call((id, token) => this.#native.rerank(id, wanted, token), { signal, cancel, shape: sourced<NativeRanking> })
     })
   }
 
@@ -175,7 +175,7 @@ export class Engine implements AsyncDisposable {
   score(request: ScoreRequest): Promise<NativeScore> {
     return attempt(() => {
       const { wanted, signal, cancel } = readScore(request)
-      return theCalls().call((id) => this.#native.score(id, wanted, cancel), { signal })
+      return theCalls().call((id, token) => this.#native.score(id, wanted, token), { signal, cancel })
     })
   }
 
@@ -183,7 +183,7 @@ export class Engine implements AsyncDisposable {
   decide(request: DecideRequest): Promise<Decision> {
     return attempt(() => {
       const { wanted, signal, cancel } = readDecide(request)
-      return theCalls().call((id) => this.#native.decide(id, wanted, cancel), { signal, shape: sourced<NativeDecision> })
+      return theCalls().call((id, token) => this.#native.decide(id, wanted, token), { signal, cancel, shape: sourced<NativeDecision> })
     })
   }
 

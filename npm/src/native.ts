@@ -38,9 +38,8 @@ export interface NativeAnswer {
   p: number
 }
 
-/** What ends requests: cancelling one ends its children too. */
+/** What ends requests: cancelling one ends its children too. A mailbox makes them. */
 export declare class NativeCancelToken {
-  constructor()
   /** A token that is cancelled when this one is, and can be cancelled alone. */
   child(): NativeCancelToken
   /** A child whose time is up after so many milliseconds. */
@@ -173,7 +172,7 @@ export declare class NativeEngine {
   /** Starts generating. `id` is the number of its `ready` letters. */
   generate(id: number, request: NativeGenerate, cancel?: NativeCancelToken | undefined | null): NativeStream
   /** Turns texts into vectors. */
-  embed(id: number, model: string, texts: Array<string>, options?: NativeEmbed | undefined | null, cancel?: NativeCancelToken | undefined | null): void
+  embed(id: number, model: string, texts: string | Array<string>, options?: NativeEmbed | undefined | null, cancel?: NativeCancelToken | undefined | null): void
   /** Orders documents by a query. */
   rerank(id: number, request: NativeRerank, cancel?: NativeCancelToken | undefined | null): void
   /** How likely a completion is. */
@@ -382,8 +381,8 @@ export declare class NativeMailbox {
   ref(): void
   /** Lets the event loop end. */
   unref(): void
-  /** Cancels the call with this number, if it has not ended. */
-  cancel(id: number): void
+  /** A token: cancelled with the one given, and always at the environment's end. */
+  token(parent?: NativeCancelToken | undefined | null): NativeCancelToken
   /** What a host's function said: `error` when it failed, else the bytes it gave, if any. */
   answer(call: number, error?: string | undefined | null, bytes?: number | undefined | null): void
   /** How far a host's load is, 0 to 1. */
@@ -469,7 +468,7 @@ export declare class NativePool {
   /** Unloads idle entries until the account is within the budget. */
   trim(id: number): void
   /** Unloads idle entries until so many bytes are free. */
-  makeRoom(id: number, bytes: number): void
+  makeRoom(id: number, bytes: number, cancel?: NativeCancelToken | undefined | null): void
   /** Unloads every entry that is past its idle time. */
   sweep(id: number): void
   /** Pins an entry. */

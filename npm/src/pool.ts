@@ -401,7 +401,7 @@ export class Pool implements AsyncDisposable {
       }
       const shape = ({ lease, ...admitted }: Omit<Admitted, 'lease'> & { lease?: NativeLease }): Admitted =>
         lease === undefined ? admitted : { ...admitted, lease: new Lease(lease, this) }
-      return theCalls().call((id) => this.#native.admit(id, native, cancel?.native), { signal, functions, shape })
+      return theCalls().call((id, token) => this.#native.admit(id, native, token), { signal, cancel: cancel?.native, functions, shape })
     })
   }
 
@@ -457,7 +457,7 @@ export class Pool implements AsyncDisposable {
     return attempt(() => {
       const { signal } = check('makeRoom', options, { signal: checks.signal })
       const wanted = amount('bytes', bytes)
-      return theCalls().call((id) => this.#native.makeRoom(id, wanted), { signal })
+      return theCalls().call((id, token) => this.#native.makeRoom(id, wanted, token), { signal })
     })
   }
 

@@ -393,13 +393,14 @@ export function readGenerate(request: GenerateRequest): Ends & { wanted: NativeG
   return { wanted, signal, cancel: cancel?.native, stops: onCancel === 'stop' }
 }
 
-export function readEmbed(request: EmbedRequest): Ends & { model: string; list: string[]; options: NativeEmbed | undefined } {
+export function readEmbed(request: EmbedRequest): Ends & { model: string; list: string | string[]; options: NativeEmbed | undefined } {
   const checked = check('embed', request, EMBED, ['model', 'texts'])
   const { model, texts, promptName, dimensions, normalize, truncate, signal, cancel } = checked
   const common = readRequest('embed', checked)
   const plain = (promptName ?? dimensions ?? normalize ?? truncate ?? common) === undefined
   const options = plain ? undefined : (given({ promptName, dimensions, normalize, truncate, request: common }) as NativeEmbed)
-  const list = typeof texts === 'string' ? [texts] : (texts as string[])
+  // One text alone is cheaper to hand over than a list of one.
+  const list = texts.length === 1 ? texts[0]! : (texts as string | string[])
   return { model, list, options, signal, cancel: cancel?.native }
 }
 

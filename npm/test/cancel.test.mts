@@ -116,6 +116,28 @@ test('a cancel token ends what was given it or its children', async () => {
   await rejects(engine.embed({ model: 'embedder', texts: 'a', cancel: token }), 'Cancelled')
 })
 
+test('a cancel reaches a request that also has a timeout, and one below a token that nobody holds any more', async () => {
+  await using engine = await open()
+  const controller = new AbortController()
+  const token = new CancelToken()
+  script(engine, 'hold', 'load')
+  const common = { model: 'embedder', texts: 'a', timeoutMs: 3_600_000 }
+  const both = { ...common, signal: controller.signal }
+  const all = [
+    engine.embed({ ...common, cancel: token }),
+    engine.embed({ ...common, cancel: token.child().withDeadline(3_600_000).child() }),
+    engine.embed({ ...both, cancel: token.child() }),
+    engine.rerank({ model: 'embedder', query: 'a', documents: ['b'], timeoutMs: 3_600_000, signal: controller.signal }),
+  ].map((promise) => rejects(promise, 'Cancelled'))
+  const aborted = rejects(engine.embed(both), 'Cancelled')
+  await held(engine, 'load')
+  globalThis.gc?.()
+  token.cancel()
+  controller.abort()
+  script(engine, 'release', 'load')
+  await Promise.all([...all, aborted])
+})
+
 test('cancel rejects, stop gives what there is (D3)', async () => {
   await using engine = await open()
   for (const how of ['cancel', 'stop', 'signal'] as const) {

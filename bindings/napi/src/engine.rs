@@ -9,6 +9,7 @@ use hob::engine::{Availability, Engine, RequestOptions};
 use hob::fake::FakeDevice;
 use hob::pool::{PoolEvent, Received, unblock};
 use hob::{CancelReason, CancelToken, Key, Kind};
+use napi::bindgen_prelude::Either;
 use napi_derive::napi;
 
 use crate::Live;
@@ -21,7 +22,7 @@ use crate::requests::{
 use crate::results::{NativeDevice, NativeEstimate, NativeModelInfo, Value};
 use crate::stream::NativeStream;
 
-/// What ends requests: cancelling one ends its children too.
+/// What ends requests: cancelling one ends its children too. A mailbox makes them.
 #[napi]
 pub struct NativeCancelToken {
     pub(crate) token: CancelToken,
@@ -29,12 +30,6 @@ pub struct NativeCancelToken {
 
 #[napi]
 impl NativeCancelToken {
-    #[napi(constructor)]
-    #[allow(clippy::new_without_default)] // for JavaScript
-    pub fn new() -> Self {
-        Self { token: CancelToken::new() }
-    }
-
     /// A token that is cancelled when this one is, and can be cancelled alone.
     #[napi]
     pub fn child(&self) -> Self {
@@ -71,15 +66,11 @@ impl NativeCancelToken {
 pub fn open_engine(mailbox: &NativeMailbox, id: f64, options: NativeEngineOptions) -> Result<(), Refusal> {
     enter(|| {
         let (mailbox, options) = (Arc::clone(&mailbox.mailbox), options.read()?);
-        let token = mailbox.token(None);
         let owner = Arc::clone(&mailbox);
         // MLX takes its time to start.
         let opened = unblock(move || Engine::open(options));
-        mailbox.run(
-            whole("id", id)?,
-            token,
-            async move { Ok(Value::Engine(Box::new(NativeEngine::new(opened.await?, None, owner)))) },
-        )
+        let engine = async move { Ok(Value::Engine(Box::new(NativeEngine::new(opened.await?, None, owner)))) };
+        mailbox.run(whole("id", id)?, engine)
     })
 }
 
@@ -97,11 +88,11 @@ impl NativeEngine {
         Self { engine, fake, mailbox, _live: Live::new() }
     }
 
-    /// Starts a call whose request is read with the token made for it. A `quick` one keeps what `task.rs` asks for.
+    /// Starts a call whose request is read with its token. A `quick` one keeps what `task.rs` asks for.
     fn start<R, F>(
         &self,
         id: f64,
-        parent: Option<&NativeCancelToken>,
+        cancel: Option<&NativeCancelToken>,
         quick: bool,
         read: impl FnOnce(CancelToken) -> hob::Result<R>,
         run: impl FnOnce(Engine, R) -> F,
@@ -110,14 +101,13 @@ impl NativeEngine {
         F: Future<Output = hob::Result<Value>> + Send + 'static,
     {
         enter(|| {
-            let token = self.mailbox.token(parent.map(|parent| &parent.token));
-            let request = read(token.clone())?;
+            let request = read(self.mailbox.token(cancel))?;
             let (id, call) = (whole("id", id)?, run(self.engine.clone(), request));
             if quick {
-                self.mailbox.run_here(id, token, call);
+                self.mailbox.run_here(id, call);
                 return Ok(());
             }
-            self.mailbox.run(id, token, call)
+            self.mailbox.run(id, call)
         })
     }
 
@@ -130,7 +120,7 @@ impl NativeEngine {
     ) -> Result<(), Refusal> {
         enter(|| {
             let (engine, options) = (self.engine.clone(), request.load_options()?);
-            self.mailbox.run(whole("id", id)?, self.mailbox.token(None), unblock(move || look(&engine, &options)))
+            self.mailbox.run(whole("id", id)?, unblock(move || look(&engine, &options)))
         })
     }
 }
@@ -228,8 +218,7 @@ impl NativeEngine {
     #[napi]
     pub fn generate(&self, id: f64, request: NativeGenerate, cancel: Option<&NativeCancelToken>) -> Result<NativeStream, Refusal> {
         enter(|| {
-            let token = self.mailbox.token(cancel.map(|parent| &parent.token));
-            let stream = self.engine.generate(request.read(token)?)?;
+            let stream = self.engine.generate(request.read(self.mailbox.token(cancel))?)?;
             Ok(NativeStream::new(stream, self.engine.clone(), whole("id", id)?, Arc::clone(&self.mailbox)))
         })
     }
@@ -240,7 +229,7 @@ impl NativeEngine {
         &self,
         id: f64,
         model: String,
-        texts: Vec<String>,
+        texts: Either<String, Vec<String>>,
         options: Option<NativeEmbed>,
         cancel: Option<&NativeCancelToken>,
     ) -> Result<(), Refusal> {

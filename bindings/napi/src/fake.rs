@@ -69,8 +69,7 @@ pub fn open_fake_engine(
         let (mailbox, options) = (Arc::clone(&mailbox.mailbox), options.read()?);
         let models = models.into_iter().map(NativeFakeModel::read).collect::<hob::Result<Vec<_>>>()?;
         let (device, owner) = (FakeDevice::new(models), Arc::clone(&mailbox));
-        let token = mailbox.token(None);
-        mailbox.run(whole("id", id)?, token, async move {
+        mailbox.run(whole("id", id)?, async move {
             let engine = Engine::open_fake(device.clone(), options)?;
             Ok(Value::Engine(Box::new(NativeEngine::new(engine, Some(device), owner))))
         })
@@ -108,12 +107,11 @@ pub fn fake_script(
 pub fn fake_held(mailbox: &NativeMailbox, id: f64, engine: &NativeEngine, point: String) -> Result<(), Refusal> {
     enter(|| {
         let (device, point) = (device(engine)?.clone(), point_of(&point)?);
-        let token = mailbox.mailbox.token(None);
         let held = unblock(move || {
             device.wait_until_held(point);
             Ok(Value::Nothing)
         });
-        mailbox.mailbox.run(whole("id", id)?, token, held)
+        mailbox.mailbox.run(whole("id", id)?, held)
     })
 }
 

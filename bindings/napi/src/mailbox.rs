@@ -29,6 +29,7 @@ use napi_derive::napi;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use crate::engine::NativeCancelToken;
 use crate::error::{NativeFailure, Refusal, enter, number, whole};
 use crate::results::{NativeLetter, Page, Value, scratch};
 use crate::task;
@@ -90,9 +91,8 @@ struct Run {
 pub(crate) struct Post {
     inbox: Mutex<Inbox>,
     runs: Mutex<HashMap<u64, Run>>,
-    cancels: Mutex<HashMap<u64, CancelToken>>,
     last_run: AtomicU64,
-    /// Parent of all that the environment asks for.
+    /// Ancestor of every token of the environment, and the token of what was given none.
     alive: CancelToken,
 }
 
@@ -105,9 +105,8 @@ impl Post {
         };
         // Whoever waits for one of these functions is told by its sender's end.
         let runs = std::mem::take(&mut *self.runs.lock());
-        let cancels = std::mem::take(&mut *self.cancels.lock());
         self.alive.cancel();
-        drop((letters, runs, cancels));
+        drop((letters, runs));
     }
 }
 
@@ -166,33 +165,32 @@ impl Mailbox {
         true
     }
 
-    /// The token of a request: a child of the caller's, else of the environment's.
-    pub(crate) fn token(&self, parent: Option<&CancelToken>) -> CancelToken {
-        parent.unwrap_or(&self.post.alive).child()
+    /// What cancels a request: the token it was given, else the environment's end.
+    pub(crate) fn token(&self, given: Option<&NativeCancelToken>) -> CancelToken {
+        given.map_or(&self.post.alive, |given| &given.token).clone()
     }
 
-    /// Runs a future of the core; its end is the call's. `token` is what [`NativeMailbox::cancel`] with its number cancels.
-    pub(crate) fn run<F>(self: &Arc<Self>, id: u64, token: CancelToken, future: F) -> hob::Result<()>
+    /// Runs a future of the core; its end is the call's.
+    pub(crate) fn run<F>(self: &Arc<Self>, id: u64, future: F) -> hob::Result<()>
     where
         F: Future<Output = hob::Result<Value>> + Send + 'static,
     {
-        runtime()?.spawn(self.settling(id, token, future));
+        runtime()?.spawn(self.settling(id, future));
         Ok(())
     }
 
     /// As [`run`](Self::run), for a future that keeps what [`task`](crate::task) asks for: no thread is between it and the device.
-    pub(crate) fn run_here<F>(self: &Arc<Self>, id: u64, token: CancelToken, future: F)
+    pub(crate) fn run_here<F>(self: &Arc<Self>, id: u64, future: F)
     where
         F: Future<Output = hob::Result<Value>> + Send + 'static,
     {
-        task::start(self.settling(id, token, future));
+        task::start(self.settling(id, future));
     }
 
-    fn settling<F>(self: &Arc<Self>, id: u64, token: CancelToken, future: F) -> BoxFuture<'static, ()>
+    fn settling<F>(self: &Arc<Self>, id: u64, future: F) -> BoxFuture<'static, ()>
     where
         F: Future<Output = hob::Result<Value>> + Send + 'static,
     {
-        self.post.cancels.lock().insert(id, token);
         let mut reply = Reply { mailbox: Arc::clone(self), id, sent: false };
         Box::pin(async move {
             let result = future.await;
@@ -257,7 +255,6 @@ struct Reply {
 impl Reply {
     fn settle(&mut self, result: hob::Result<Value>) {
         self.sent = true;
-        self.mailbox.post.cancels.lock().remove(&self.id);
         self.mailbox.send(Letter::Settled(self.id, Box::new(result)));
     }
 }
@@ -291,7 +288,6 @@ impl NativeMailbox {
         let post = Arc::new(Post {
             inbox: Mutex::default(),
             runs: Mutex::default(),
-            cancels: Mutex::default(),
             last_run: AtomicU64::new(0),
             alive: CancelToken::new(),
         });
@@ -338,16 +334,10 @@ impl NativeMailbox {
         });
     }
 
-    /// Cancels the call with this number, if it has not ended.
+    /// A token: cancelled with the one given, and always at the environment's end.
     #[napi]
-    pub fn cancel(&self, id: f64) -> Result<(), Refusal> {
-        enter(|| {
-            let token = self.mailbox.post.cancels.lock().get(&whole("id", id)?).cloned();
-            if let Some(token) = token {
-                token.cancel();
-            }
-            Ok(())
-        })
+    pub fn token(&self, parent: Option<&NativeCancelToken>) -> NativeCancelToken {
+        NativeCancelToken { token: self.mailbox.token(parent).child() }
     }
 
     /// What a host's function said: `error` when it failed, else the bytes it gave, if any.

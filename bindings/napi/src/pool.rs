@@ -106,11 +106,11 @@ impl NativePool {
         Self { pool, mailbox, _engine: engine, _live: Live::new() }
     }
 
-    fn start<F>(&self, id: f64, token: CancelToken, future: F) -> Result<()>
+    fn start<F>(&self, id: f64, future: F) -> Result<()>
     where
         F: Future<Output = Result<Value>> + Send + 'static,
     {
-        self.mailbox.run(whole("id", id)?, token, future)
+        self.mailbox.run(whole("id", id)?, future)
     }
 
     fn admission(&self, given: &NativeAdmission, functions: &Arc<Functions>, token: CancelToken) -> Result<Admission> {
@@ -175,14 +175,13 @@ impl NativePool {
     pub fn admit(&self, id: f64, admission: NativeAdmission, cancel: Option<&NativeCancelToken>) -> Result<(), Refusal> {
         enter(|| {
             let functions = Arc::new(Functions { mailbox: Arc::clone(&self.mailbox), id: whole("id", id)? });
-            let token = self.mailbox.token(cancel.map(|parent| &parent.token));
-            let wanted = self.admission(&admission, &functions, token.clone())?;
+            let wanted = self.admission(&admission, &functions, self.mailbox.token(cancel))?;
             let (loads, releases) = (Arc::clone(&functions), functions);
             let release = move |token| -> BoxFuture<'static, Result<()>> {
                 if admission.releases { releases.release(token) } else { Box::pin(async { Ok(()) }) }
             };
             let admitted = self.pool.admit(wanted, move |context| loads.load(context), release);
-            self.start(id, token, async move { admitted.await.map(|admitted| Value::Admitted(admitted.into())) })
+            self.start(id, async move { admitted.await.map(|admitted| Value::Admitted(admitted.into())) })
         })
     }
 
@@ -226,9 +225,7 @@ impl NativePool {
     pub fn evict(&self, id: f64, key: String, force: bool) -> Result<(), Refusal> {
         enter(|| {
             let (pool, key) = (self.pool.clone(), read_key(&key)?);
-            self.start(id, self.mailbox.token(None), async move {
-                pool.evict(&key, force).await.map(|evicted| Value::Evicted(evicted.into()))
-            })
+            self.start(id, async move { pool.evict(&key, force).await.map(|evicted| Value::Evicted(evicted.into())) })
         })
     }
 
@@ -237,20 +234,19 @@ impl NativePool {
     pub fn trim(&self, id: f64) -> Result<(), Refusal> {
         enter(|| {
             let pool = self.pool.clone();
-            self.start(id, self.mailbox.token(None), async move {
-                pool.trim().await.map(|reclaimed| Value::Reclaimed(reclaimed.into()))
-            })
+            self.start(id, async move { pool.trim().await.map(|reclaimed| Value::Reclaimed(reclaimed.into())) })
         })
     }
 
     /// Unloads idle entries until so many bytes are free.
     #[napi]
-    pub fn make_room(&self, id: f64, bytes: f64) -> Result<(), Refusal> {
+    pub fn make_room(&self, id: f64, bytes: f64, cancel: Option<&NativeCancelToken>) -> Result<(), Refusal> {
         enter(|| {
-            let (pool, bytes, token) = (self.pool.clone(), whole("bytes", bytes)?, self.mailbox.token(None));
-            self.start(id, token.clone(), async move {
-                pool.make_room(bytes, Some(token)).await.map(|reclaimed| Value::Reclaimed(reclaimed.into()))
-            })
+            let (pool, bytes, token) = (self.pool.clone(), whole("bytes", bytes)?, self.mailbox.token(cancel));
+            self.start(
+                id,
+                async move { pool.make_room(bytes, Some(token)).await.map(|reclaimed| Value::Reclaimed(reclaimed.into())) },
+            )
         })
     }
 
@@ -259,9 +255,7 @@ impl NativePool {
     pub fn sweep(&self, id: f64) -> Result<(), Refusal> {
         enter(|| {
             let pool = self.pool.clone();
-            self.start(id, self.mailbox.token(None), async move {
-                pool.sweep().await.map(|reclaimed| Value::Reclaimed(reclaimed.into()))
-            })
+            self.start(id, async move { pool.sweep().await.map(|reclaimed| Value::Reclaimed(reclaimed.into())) })
         })
     }
 
@@ -370,9 +364,7 @@ impl NativePool {
     pub fn pause(&self, id: f64) -> Result<(), Refusal> {
         enter(|| {
             let pool = self.pool.clone();
-            self.start(id, self.mailbox.token(None), async move {
-                pool.pause().await.map(|paused| Value::Pause(NativePause::new(paused)))
-            })
+            self.start(id, async move { pool.pause().await.map(|paused| Value::Pause(NativePause::new(paused))) })
         })
     }
 
@@ -381,7 +373,7 @@ impl NativePool {
     pub fn close(&self, id: f64) -> Result<(), Refusal> {
         enter(|| {
             let pool = self.pool.clone();
-            self.start(id, self.mailbox.token(None), async move { pool.close().await.map(|()| Value::Nothing) })
+            self.start(id, async move { pool.close().await.map(|()| Value::Nothing) })
         })
     }
 }

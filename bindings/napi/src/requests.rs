@@ -249,8 +249,16 @@ pub struct NativeEmbed {
 }
 
 impl NativeEmbed {
-    pub(crate) fn read(options: Option<Self>, model: String, texts: Vec<String>, cancel: CancelToken) -> Result<EmbedRequest> {
-        let mut wanted = EmbedRequest::new(model, texts);
+    pub(crate) fn read(
+        options: Option<Self>,
+        model: String,
+        texts: Either<String, Vec<String>>,
+        cancel: CancelToken,
+    ) -> Result<EmbedRequest> {
+        let mut wanted = match texts {
+            Either::A(text) => EmbedRequest::new(model, [text]),
+            Either::B(texts) => EmbedRequest::new(model, texts),
+        };
         let Some(options) = options else {
             wanted.options.cancel = Some(cancel);
             return Ok(wanted);

@@ -117,15 +117,21 @@ impl Link {
 
     /// Takes a request's way to its end on the engine's own thread. Its caller's future only waits for the answer: one that nobody
     /// polls keeps no model in use and no place, and one that is dropped cancels the request.
-    pub(crate) async fn carry<T: Send + 'static>(&self, way: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
+    pub(crate) fn carry<T: Send + 'static>(
+        &self,
+        way: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> impl Future<Output = Result<T>> + Send {
         let (sender, answer) = oneshot::channel();
-        let mut waiting = Waiting(Some(self));
+        // Not in the future that is returned: the way is large, and its caller would move it about.
         self.residency.spawn(async move {
             let _ = sender.send(way.await);
         });
-        let answer = answer.await;
-        waiting.0 = None;
-        answer.unwrap_or_else(|_| Err(super::closed()))
+        let waiting = Waiting(Some(self));
+        async move {
+            let answer = answer.await;
+            waiting.over();
+            answer.unwrap_or_else(|_| Err(super::closed()))
+        }
     }
 
     /// Why the request ends now, as its caller is told.
@@ -182,6 +188,12 @@ impl Link {
 
 /// A caller's wait for an answer; the request is cancelled if it ends before.
 struct Waiting<'a>(Option<&'a Link>);
+
+impl Waiting<'_> {
+    fn over(mut self) {
+        self.0 = None;
+    }
+}
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
