@@ -86,11 +86,18 @@ test('1,000 engines, streams and pools come and go, and memory stays', { timeout
     return process.memoryUsage().rss
   }
   for (let index = 0; index < 200; index++) await round()
-  const before = await settle()
-  for (let index = 0; index < 1000; index++) await round()
-  const grown = (await settle()) - before
-  // A leak of one native handle with its thread's stack would be far more; the runtimes' own heaps breathe.
-  assert.ok(grown < 32 << 20, `${(grown / (1 << 20)).toFixed(1)} MiB more after 1,000 rounds`)
+  // The runtimes' own heaps breathe, by far more than this when other tests left their garbage; a leak is in every thousand. One of a
+  // native handle with its thread's stack would be more.
+  const limit = 16 << 20
+  const grown: number[] = []
+  for (let last = await settle(); grown.length < 3 && (grown.length === 0 || grown.at(-1)! >= limit);) {
+    for (let index = 0; index < 1000; index++) await round()
+    const now = await settle()
+    grown.push(now - last)
+    last = now
+  }
+  const said = grown.map((bytes) => (bytes / (1 << 20)).toFixed(1))
+  assert.ok(grown.at(-1)! < limit, `${said.join(', then ')} MiB more after 1,000 rounds each`)
 })
 
 test('workers work, and two are terminated in the middle of a job (L8)', { timeout: 120_000 }, async () => {
