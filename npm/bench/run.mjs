@@ -1,7 +1,8 @@
 // What the binding costs, on the scripted device, so that no model's time is in it:  cargo xtask npm bench
 //
-// "Over Rust" is the same call on the same scripted device through the Rust API (bindings/napi/examples/without_js.rs), in the same run:
-// the two sides take turns in blocks, and what is printed is the difference of their medians.
+// "Over Rust" is the same call on the same scripted device through the Rust API (bindings/napi/examples/without_js.rs), in the same run: a fresh
+// pair of processes measures everything in turns (one sleeps meanwhile), and what is printed are the medians over the pairs, with the middle half of
+// the differences. Fresh ones, because two processes that do the same differ by more than a run of either: by where their memory and threads lie.
 //
 // - embed: one short text, from the call to its vector. The device has nothing else to do.
 // - token, each alone: from the moment the device may make a token until the reader has it, a millisecond after the one before: so
@@ -12,19 +13,18 @@
 // - floor: an addon that does nothing (bindings/napi/examples/floor.rs) asks a thread, which wakes the loop; beside it two Rust threads that
 //   wake each other. What a call costs over Rust, less what the floor does, is Hob's own.
 //
-// Found on a two-core virtual machine (AMD EPYC, 2.4 GHz; 2026-12-01, beside other work), release; microseconds over Rust:
-//                        Node 20, three runs    Bun 1.4, three runs    before, Node
-//   floor                7 8 8                  -17 4 6                -2
-//   embed                36 36 38               23 24 33               53 (74 and 76 in busier hours)
-//   floor, each alone    24 24 25               16 17 17               18
-//   token, each alone    27 28 32               20 22 23               51
-//   token, in a burst    -1 0 0                 0 0 1                  0
-//   import, milliseconds 20 20 25, with the addon 27 27 34; Bun 13 13 13, with the addon 21 21 22
-// A fourth run under Node fell into a minute when Rust's embed took 476 instead of 180 to 200: 112 over, floor 21.
-// Times vary with the host: this machine's idle processors take 30 to 80 microseconds to wake, when they sleep at all. A sleeping event
-// loop takes longer than a sleeping thread by the floor's difference: epoll and the eventfd's read, libuv's phases, Node-API's dispatch
-// with its scopes, and the microtasks. Of the rest of an embed, some 3 microseconds are calls of Node-API as they run warm, in a loop; here
-// everything runs once, with cold caches, after each sleep. Before: 22 of its 36 went into reading the request's object, 9 into making the result.
+// Found on a two-core virtual machine (AMD EPYC; 2026-12-01, nothing else running), release; microseconds over Rust:
+//                        Node 20, five runs     Bun 1.4, three runs    0de829a, Node
+//   floor                5 7 4 7 4              3 6 5                  5
+//   embed                17 15 12 22 21         1 0 4                  27
+//   floor, each alone    27 25 25 28 25         19 20 19               26
+//   token, each alone    36 36 39 40 40         27 26 27               40
+//   token, in a burst    1 1 2 1 1              -1 -1 0                2
+//   import, milliseconds 24 to 30, with the addon 32 to 40; Bun 16 to 17, with the addon 26 to 28
+// Before that the two sides were one pair of long-lived processes, whose figures for the embed lay between 7 and 41 from run to run.
+// Where the 20 go, by stamps along the way: 7 until the addon has read the request (4 of them JavaScript's own, before the first call of
+// Node-API), 3 more than Rust to hand it over, 2 for the wake beyond a thread's, 7 from the letter to the awaiting function. All of it runs
+// once after each sleep, with cold caches: warm, in a loop, reading the request takes 0.4 and not 4.
 import { execFileSync, spawn } from 'node:child_process'
 import { createInterface } from 'node:readline'
 import { fileURLToPath } from 'node:url'
