@@ -22,7 +22,8 @@ mod blocks;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FloatType {
-    /// 32-bit IEEE floating point.
+    /// 32-bit IEEE floating point. On CUDA MLX rounds the factors of matrix products to 19 bits (TF32), unless the process was started
+    /// with `MLX_ENABLE_TF32=0`.
     Float32,
     /// 16-bit IEEE floating point.
     Float16,
