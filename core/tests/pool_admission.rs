@@ -242,6 +242,32 @@ fn case11_a_replacement_that_is_refused_anyway_costs_nothing() {
 }
 
 #[test]
+fn case11_a_replacement_that_may_not_wait_costs_nothing() {
+    let rig = Rig::with(50, |options| options.max_waiting = 1);
+    let old = rig.resident(&chat("a"), 10);
+    let pool = rig.pool.clone();
+    let paused = rig.exec.start(async move { pool.pause().await }).done().unwrap();
+    let refused = |admission: Admission| rig.admit(admission.replace()).done().unwrap_err();
+    let error = refused(Admission::new(chat("a"), 10).no_room(NoRoom::Refuse));
+    assert_eq!((error.kind(), rig.pool.peek(&chat("a"))), (ErrorKind::Busy, Some(old)), "{error}");
+    // The line is full, for a pause and for want of room.
+    let waiting = rig.admit(Admission::new(chat("b"), 50));
+    rig.run();
+    let error = refused(Admission::new(chat("a"), 10));
+    assert_eq!((error.kind(), rig.pool.peek(&chat("a"))), (ErrorKind::Busy, Some(old)), "{error}");
+    let in_use = rig.pool.begin_use(&chat("a"));
+    drop(paused);
+    rig.run();
+    let other = rig.pool.begin_use(&chat("a"));
+    drop(in_use);
+    assert!(!waiting.is_done());
+    let error = refused(Admission::new(chat("a"), 20));
+    assert_eq!((error.kind(), rig.pool.peek(&chat("a"))), (ErrorKind::Busy, Some(old)), "{error}");
+    drop(other);
+    waiting.done().unwrap();
+}
+
+#[test]
 fn case13_marking_in_use_moves_a_model_off_the_lru_end() {
     let rig = Rig::new(90);
     rig.resident(&chat("a"), 30);

@@ -130,6 +130,21 @@ fn the_last_event_is_closed() {
 }
 
 #[test]
+fn what_ends_after_the_pool_is_no_event_any_more() {
+    let rig = Rig::new(100);
+    let lease = rig.leased(&chat("a"), 10);
+    let pool = rig.pool.clone();
+    let paused = rig.exec.start(async move { pool.pause().await }).done().unwrap();
+    let mut events = rig.pool.events(16);
+    close(&rig).done().unwrap();
+    drop((lease, paused));
+    rig.run();
+    let all: Vec<Received> = std::iter::from_fn(|| events.try_next()).collect();
+    assert_eq!(all.last(), Some(&Received::Event(PoolEvent::Closed)));
+    assert_eq!(rig.exec.start(async move { events.next().await }).done(), None);
+}
+
+#[test]
 fn dropping_the_last_handle_closes_in_the_background() {
     let rig = Rig::new(100);
     let lease = rig.leased(&chat("a"), 10);
@@ -247,6 +262,26 @@ fn after_a_pause_those_who_never_wait_do_not_stand_behind_those_who_do() {
     drop(paused);
     anyway.done().unwrap();
     assert!(!waiting.is_done());
+}
+
+#[test]
+fn after_a_pause_one_that_is_refused_does_not_start_another_twice() {
+    let rig = Rig::with(100, |options| options.physical_limit_bytes = Some(100));
+    let _lease = rig.leased(&chat("busy"), 60);
+    let pool = rig.pool.clone();
+    let paused = rig.exec.start(async move { pool.pause().await }).done().unwrap();
+    let too_large = rig.admit(Admission::new(chat("a"), 50).no_room(NoRoom::LoadAnyway));
+    let fits = rig.admit(Admission::new(chat("b"), 10).no_room(NoRoom::LoadAnyway));
+    rig.run();
+    drop(paused);
+    assert_eq!(too_large.done().unwrap_err().kind(), ErrorKind::BudgetExceeded);
+    fits.done().unwrap();
+    rig.run();
+    assert_eq!((rig.status().pending_bytes, rig.status().used_bytes), (0, 70));
+    // Nothing runs any more, so both end.
+    let pool = rig.pool.clone();
+    drop(rig.exec.start(async move { pool.pause().await }).done().unwrap());
+    close(&rig).done().unwrap();
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use super::idle::IdlePolicy;
+use super::line::cannot_load_paused;
 use super::policy::{Decision, Refusal};
 use super::release;
 use super::spawn::{drop_guarded, guarded};
@@ -357,14 +358,20 @@ impl State {
     fn cannot_replace(&self, admission: &Admission, at: u32) -> Option<Error> {
         let Cost::Bytes(cost) = admission.cost else { return None };
         let no_room = admission.no_room.unwrap_or(self.no_room);
+        let paused = self.pauses > 0;
+        if paused && no_room == NoRoom::Refuse {
+            return Some(cannot_load_paused(&admission.key));
+        }
         let old = self.table.get(at).filter(|entry| entry.uses == 0).map_or(0, |entry| entry.bytes);
-        if no_room == NoRoom::Refuse && cost > old && !self.queue.is_empty() {
+        let promised = !self.queue.is_empty() && no_room != NoRoom::LoadAnyway && cost > old;
+        if promised && no_room == NoRoom::Refuse {
             return Some(self.refusal(&admission.key, cost, Refusal::NoRoom));
         }
         match self.preview(cost, no_room, Some(at)) {
             Decision::Refuse(refusal) => Some(self.refusal(&admission.key, cost, refusal)),
-            _ => match self.table.account.physical {
+            decision => match self.table.account.physical {
                 Some(limit) if cost > limit => Some(self.refusal(&admission.key, cost, Refusal::Physical(limit.into()))),
+                _ if paused || promised || matches!(decision, Decision::Wait) => self.line_is_full(),
                 _ => None,
             },
         }

@@ -43,8 +43,8 @@ impl State {
         }
         if self.pauses > 0 {
             if no_room == NoRoom::Refuse {
-                let text = format!("{} cannot load while the pool is paused; resume it or admit with no_room = wait", flight.key);
-                return self.fail(inner, token, Error::new(ErrorKind::Busy, text), out);
+                let error = cannot_load_paused(&flight.key);
+                return self.fail(inner, token, error, out);
             }
             return self.line_up(inner, token, out);
         }
@@ -66,9 +66,8 @@ impl State {
     }
 
     fn line_up(&mut self, inner: &Arc<Inner>, token: Token, out: &mut Outbox) {
-        if self.queue.len() >= self.max_waiting {
-            let text = format!("{} admissions already wait for room; try again later or raise max_waiting", self.queue.len());
-            return self.fail(inner, token, Error::new(ErrorKind::Busy, text), out);
+        if let Some(error) = self.line_is_full() {
+            return self.fail(inner, token, error, out);
         }
         let ticket = self.number();
         let ahead = self.queue.len();
@@ -79,6 +78,13 @@ impl State {
         self.queued_bytes += u128::from(bytes);
         self.counters.waits += 1;
         self.emit(out, || PoolEvent::Waiting { key, bytes, ahead });
+    }
+
+    pub(crate) fn line_is_full(&self) -> Option<Error> {
+        (self.queue.len() >= self.max_waiting).then(|| {
+            let text = format!("{} admissions already wait for room; try again later or raise max_waiting", self.queue.len());
+            Error::new(ErrorKind::Busy, text)
+        })
     }
 
     /// Decides on a flight. Answers false when it has to wait.
@@ -165,9 +171,12 @@ impl State {
             .filter(|token| self.flights.get(*token).is_some_and(|flight| flight.no_room == NoRoom::LoadAnyway))
             .copied()
             .collect();
+        // One that is refused would pump, and start those that this loop has yet to come to.
+        self.pumping = true;
         for token in impatient {
             self.attempt(inner, token, out);
         }
+        self.pumping = false;
     }
 
     fn refuse(&mut self, inner: &Arc<Inner>, token: Token, refusal: Refusal, out: &mut Outbox) {
@@ -204,6 +213,11 @@ impl State {
         };
         Error::new(ErrorKind::BudgetExceeded, text)
     }
+}
+
+pub(crate) fn cannot_load_paused(key: &Key) -> Error {
+    let text = format!("{key} cannot load while the pool is paused; resume it or admit with no_room = wait");
+    Error::new(ErrorKind::Busy, text)
 }
 
 fn describe(entry: &Entry) -> String {

@@ -387,6 +387,10 @@ impl Hub {
     }
 
     pub(crate) fn emit(&mut self, event: &PoolEvent, wakers: &mut Vec<Waker>) {
+        // Leases and pauses may outlive the pool.
+        if self.ended {
+            return;
+        }
         let last = *event == PoolEvent::Closed;
         self.ended |= last;
         self.subscribers.retain(|weak| {
