@@ -77,11 +77,10 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         // One after the other: a line of tokens may be long, and dropping it by recursion would be as deep.
-        let mut rest: Vec<_> = self.parents.iter_mut().filter_map(Option::take).collect();
-        while let Some(parent) = rest.pop() {
-            if let Some(mut last) = Arc::into_inner(parent) {
-                rest.extend(last.parents.iter_mut().filter_map(Option::take));
-            }
+        let mut rest = vec![std::mem::take(&mut self.parents)];
+        while let Some(parents) = rest.pop() {
+            let last = parents.into_iter().flatten().filter_map(Arc::into_inner);
+            rest.extend(last.map(|mut node| std::mem::take(&mut node.parents)));
         }
     }
 }

@@ -245,8 +245,7 @@ fn case11_a_replacement_that_is_refused_anyway_costs_nothing() {
 fn case11_a_replacement_that_may_not_wait_costs_nothing() {
     let rig = Rig::with(50, |options| options.max_waiting = 1);
     let old = rig.resident(&chat("a"), 10);
-    let pool = rig.pool.clone();
-    let paused = rig.exec.start(async move { pool.pause().await }).done().unwrap();
+    let paused = rig.paused();
     let refused = |admission: Admission| rig.admit(admission.replace()).done().unwrap_err();
     let error = refused(Admission::new(chat("a"), 10).no_room(NoRoom::Refuse));
     assert_eq!((error.kind(), rig.pool.peek(&chat("a"))), (ErrorKind::Busy, Some(old)), "{error}");

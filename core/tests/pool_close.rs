@@ -133,8 +133,7 @@ fn the_last_event_is_closed() {
 fn what_ends_after_the_pool_is_no_event_any_more() {
     let rig = Rig::new(100);
     let lease = rig.leased(&chat("a"), 10);
-    let pool = rig.pool.clone();
-    let paused = rig.exec.start(async move { pool.pause().await }).done().unwrap();
+    let paused = rig.paused();
     let mut events = rig.pool.events(16);
     close(&rig).done().unwrap();
     drop((lease, paused));
@@ -205,8 +204,7 @@ fn p48_pause_quiesces_in_the_order_of_keys_and_resumes_when_dropped() {
         with_hook(&rig, name, false);
     }
     rig.log();
-    let pool = rig.pool.clone();
-    let paused = rig.exec.start(async move { pool.pause().await }).done().unwrap();
+    let paused = rig.paused();
     assert_eq!(rig.log(), ["quiesce chat:a", "quiesce chat:b", "quiesce chat:c"].map(|line| line.replace("chat:", "")));
     assert!(rig.status().paused);
     assert_eq!(paused.quiesced().count(), 3);
@@ -254,8 +252,7 @@ fn p48_pause_waits_for_loads_and_releases_and_undoes_itself_when_interrupted() {
 fn after_a_pause_those_who_never_wait_do_not_stand_behind_those_who_do() {
     let rig = Rig::new(100);
     let _lease = rig.leased(&chat("busy"), 60);
-    let pool = rig.pool.clone();
-    let paused = rig.exec.start(async move { pool.pause().await }).done().unwrap();
+    let paused = rig.paused();
     let waiting = rig.admit(Admission::new(chat("patient"), 60));
     let anyway = rig.admit(Admission::new(chat("impatient"), 60).no_room(NoRoom::LoadAnyway));
     rig.run();
@@ -268,8 +265,7 @@ fn after_a_pause_those_who_never_wait_do_not_stand_behind_those_who_do() {
 fn after_a_pause_one_that_is_refused_does_not_start_another_twice() {
     let rig = Rig::with(100, |options| options.physical_limit_bytes = Some(100));
     let _lease = rig.leased(&chat("busy"), 60);
-    let pool = rig.pool.clone();
-    let paused = rig.exec.start(async move { pool.pause().await }).done().unwrap();
+    let paused = rig.paused();
     let too_large = rig.admit(Admission::new(chat("a"), 50).no_room(NoRoom::LoadAnyway));
     let fits = rig.admit(Admission::new(chat("b"), 10).no_room(NoRoom::LoadAnyway));
     rig.run();
@@ -279,18 +275,15 @@ fn after_a_pause_one_that_is_refused_does_not_start_another_twice() {
     rig.run();
     assert_eq!((rig.status().pending_bytes, rig.status().used_bytes), (0, 70));
     // Nothing runs any more, so both end.
-    let pool = rig.pool.clone();
-    drop(rig.exec.start(async move { pool.pause().await }).done().unwrap());
+    drop(rig.paused());
     close(&rig).done().unwrap();
 }
 
 #[test]
 fn pauses_nest() {
     let rig = Rig::new(100);
-    let pool = rig.pool.clone();
-    let one = rig.exec.start(async move { pool.pause().await }).done().unwrap();
-    let pool = rig.pool.clone();
-    let two = rig.exec.start(async move { pool.pause().await }).done().unwrap();
+    let one = rig.paused();
+    let two = rig.paused();
     let waiting = rig.admit(Admission::new(chat("a"), 10));
     rig.run();
     drop(one);
@@ -304,8 +297,7 @@ fn pauses_nest() {
 fn section9_close_while_paused() {
     let rig = Rig::new(100);
     rig.resident(&chat("a"), 10);
-    let pool = rig.pool.clone();
-    let paused = rig.exec.start(async move { pool.pause().await }).done().unwrap();
+    let paused = rig.paused();
     let parked = rig.admit(Admission::new(chat("b"), 10));
     rig.run();
     close(&rig).done().unwrap();

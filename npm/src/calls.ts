@@ -2,7 +2,9 @@ import { asHobError, HobError, invalid } from './errors.js'
 import type { ErrorCode } from './errors.js'
 import { load } from './loader.js'
 import type { Addon } from './loader.js'
-import type { NativeCancelToken, NativeEmbeddings, NativeFailure, NativeLetter, NativeMailbox, NativeProvenance, NativeTimings } from './native.js'
+import type {
+  NativeCancelToken, NativeEmbeddings, NativeFailure, NativeLetter, NativeMailbox, NativeProvenance, NativeTimings,
+} from './native.js'
 
 /** What a host gives with an admission. */
 export interface Functions {

@@ -3,8 +3,8 @@ import { check } from './checks.js'
 import { aborted, theCalls } from './calls.js'
 import { asHobError, attempt, invalid } from './errors.js'
 import type {
-  NativeCancelToken, NativeDecision, NativeDevice, NativeEmbeddings, NativeEngine, NativeEstimate, NativeModelInfo, NativePause, NativeProvenance,
-  NativeRanking, NativeScore,
+  NativeCancelToken, NativeDecision, NativeDevice, NativeEmbeddings, NativeEngine, NativeEstimate, NativeModelInfo, NativePause,
+  NativeProvenance, NativeRanking, NativeScore,
 } from './native.js'
 import { Inner, Pause, Pool } from './pool.js'
 import { readDecide, readEmbed, readEngineOptions, readGenerate, readRequest, readRerank, readScore, REQUEST } from './requests.js'

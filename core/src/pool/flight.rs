@@ -363,15 +363,15 @@ impl State {
             return Some(cannot_load_paused(&admission.key));
         }
         let old = self.table.get(at).filter(|entry| entry.uses == 0).map_or(0, |entry| entry.bytes);
-        let promised = !self.queue.is_empty() && no_room != NoRoom::LoadAnyway && cost > old;
-        if promised && no_room == NoRoom::Refuse {
+        let behind = self.comes_behind(no_room, cost, old);
+        if behind && no_room == NoRoom::Refuse {
             return Some(self.refusal(&admission.key, cost, Refusal::NoRoom));
         }
         match self.preview(cost, no_room, Some(at)) {
             Decision::Refuse(refusal) => Some(self.refusal(&admission.key, cost, refusal)),
             decision => match self.table.account.physical {
                 Some(limit) if cost > limit => Some(self.refusal(&admission.key, cost, Refusal::Physical(limit.into()))),
-                _ if paused || promised || matches!(decision, Decision::Wait) => self.line_is_full(),
+                _ if paused || behind || matches!(decision, Decision::Wait) => self.line_is_full(),
                 _ => None,
             },
         }

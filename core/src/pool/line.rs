@@ -48,9 +48,7 @@ impl State {
             }
             return self.line_up(inner, token, out);
         }
-        // A replacement that needs no more than it gave back takes nothing from those in line.
-        let promised = !self.queue.is_empty() && no_room != NoRoom::LoadAnyway && cost > own;
-        if promised {
+        if self.comes_behind(no_room, cost, own) {
             // Whoever came first is served first; a caller who refuses to wait for leases may still stand behind admissions
             // that, like its own, only wait for releases under way.
             let account = self.account();
@@ -63,6 +61,11 @@ impl State {
         if !self.attempt(inner, token, out) {
             self.line_up(inner, token, out);
         }
+    }
+
+    /// Whether those in line come first. A replacement that needs no more than its `own` bytes takes nothing from them.
+    pub(crate) fn comes_behind(&self, no_room: NoRoom, cost: u64, own: u64) -> bool {
+        !self.queue.is_empty() && no_room != NoRoom::LoadAnyway && cost > own
     }
 
     fn line_up(&mut self, inner: &Arc<Inner>, token: Token, out: &mut Outbox) {

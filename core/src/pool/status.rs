@@ -392,7 +392,7 @@ impl Hub {
             return;
         }
         let last = *event == PoolEvent::Closed;
-        self.ended |= last;
+        self.ended = last;
         self.subscribers.retain(|weak| {
             let Some(subscriber) = weak.upgrade() else { return false };
             let mut inbox = subscriber.inbox.lock();

@@ -9,8 +9,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use hob::pool::{
-    Admission, Admitted, IdlePolicy, Key, Lease, LoadContext, Loaded, MemoryProbe, MemoryReading, Pool, PoolOptions, Spawn, Status,
-    Token,
+    Admission, Admitted, IdlePolicy, Key, Lease, LoadContext, Loaded, MemoryProbe, MemoryReading, Paused, Pool, PoolOptions, Spawn,
+    Status, Token,
 };
 use hob::{BoxFuture, Clock, Error, ErrorKind, FakeClock, Result};
 use tokio::sync::oneshot;
@@ -350,6 +350,12 @@ impl Rig {
         let admitted = self.admit(Admission::new(key.clone(), bytes).in_use()).done().unwrap();
         self.check();
         admitted.lease.unwrap()
+    }
+
+    /// Pauses the pool, with nothing under way.
+    pub fn paused(&self) -> Paused {
+        let pool = self.pool.clone();
+        self.exec.start(async move { pool.pause().await }).done().unwrap()
     }
 
     pub fn run(&self) {
